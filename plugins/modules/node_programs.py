@@ -134,6 +134,11 @@ missing:
   elements: str
   returned: success
   sample: [ip6tables]
+python:
+  description: The Python that has run this module, with which units of the roles can run programs of the engine.
+  type: str
+  returned: success
+  sample: /usr/bin/python3
 taken:
   description: Whether O(turn) is V(take). The task fails if another run changes the node.
   type: bool
@@ -149,6 +154,7 @@ error_kind:
 import contextlib
 import os
 import pwd
+import sys
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
@@ -194,7 +200,7 @@ def check_node(module: AnsibleModule) -> Dict[str, Any]:
     paths = {name: find_program(name) for name in module.params["names"]}
     found = {name: path for name, path in paths.items() if path}
     missing = [name for name, path in paths.items() if not path]
-    return {"changed": False, "found": found, "missing": missing}
+    return {"changed": False, "found": found, "missing": missing, "python": sys.executable}
 
 
 def _check_written(path: str, parameters: Dict[str, Any]) -> None:

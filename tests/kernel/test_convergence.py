@@ -87,6 +87,24 @@ def test_modes_leave_nothing_of_each_other(tmp_path, variant):
     switch_modes(tmp_path, "iptables", "nftables", "iptables")
 
 
+@pytest.mark.parametrize(("first", "then"), [("legacy", "nft"), ("nft", "legacy")])
+def test_chains_in_the_variant_that_kubelet_does_not_use_are_removed(tmp_path, first, then):
+    """At boot, and before kubelet's first start, nothing shows which variant that will be."""
+    parameter = Path("/proc/sys/net/ipv4/conf/all/route_localnet")
+    run([f"iptables-{first}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
+    converge(request("iptables", tmp_path))
+    assert "KUBE-SVC-" in run([f"iptables-{first}-save"])
+    run([f"iptables-{first}", "-t", "mangle", "-X", "KUBE-IPTABLES-HINT"])
+    run([f"iptables-{then}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
+    checked = converge(request("iptables", tmp_path, check=True))
+    report = converge(request("iptables", tmp_path))
+    assert (checked.changes, parameter.read_text()) == (report.changes, "1\n")
+    assert {f"IPv4 chains ({first})", f"IPv6 chains ({first})"} <= {change.table for change in report.changes}
+    assert "KUBE-" not in run([f"iptables-{first}-save"]) + run([f"ip6tables-{first}-save"])
+    assert "KUBE-SVC-" in run([f"iptables-{then}-save"])
+    assert not converge(request("iptables", tmp_path)).changed
+
+
 @UML
 @pytest.mark.full
 def test_ipvs_and_iptables_leave_nothing_of_each_other(tmp_path):

@@ -136,7 +136,7 @@ class _Convergence:
         with self.watch.stage("render"):
             stages = self._stages(mode, configuration, families)
             stages += self._policy_stages(configuration, view)
-            others = leftover_contexts(mode, view.families)
+            others = leftover_contexts(mode, contexts)
         self.guard.target(configuration)
 
         def allowed(planned: Sequence[PlannedChange]) -> None:
@@ -153,7 +153,7 @@ class _Convergence:
                 self._delete_stale_conntrack(configuration, families)
                 self._end_removed(configuration, families)
             self._cut_connections(configuration)
-            self._note(self.guard.after_change(mode.name, view.name, view.addresses))
+            self._note(self.guard.after_change(mode.name, mode.filter_backend, view.name, view.addresses))
         witness.end(self._observed(mode, view))
         return self._report(chosen, view.name, contexts, families)
 
@@ -265,7 +265,7 @@ class _Convergence:
         """Apply the stages of a removal, the last ones, and return the report."""
         self._run(stages)
         if not self.request.check:
-            self._note(self.guard.after_change("", "", ()))
+            self._note(self.guard.after_change("", "", "", ()))
         return self._report(None, "", contexts, ())
 
     def _sysctls(

@@ -35,10 +35,11 @@ class Guard:
         """Save the current state; return warnings."""
         return []
 
-    def after_change(self, mode: str, node_name: str, addresses: Interfaces) -> List[str]:
+    def after_change(self, mode: str, filter_backend: str, node_name: str, addresses: Interfaces) -> List[str]:
         """Keep what the next boot needs of a convergence that is complete; return warnings.
 
-        ``mode``: the one in effect, empty after a removal. ``addresses``: pairs of interface and address.
+        ``mode``: the one in effect, empty after a removal. ``filter_backend``: the one beside IPVS, empty in other
+        modes. ``addresses``: pairs of interface and address.
         """
         return []
 

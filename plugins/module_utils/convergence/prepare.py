@@ -56,8 +56,8 @@ def missing_node(request: Request, view: NodeView) -> List[Finding]:
         return []
     host = Host(view.name, (os.uname().nodename,), {address for _interface, address in view.addresses})
     found = node_findings(request.cluster, host)
-    # An agent may read no other Node, so none says by its address that it is this host's.
-    own = request.cluster.nodes.get(view.name) if request.agent else None
+    # Nor does any other Node say by its address that it is this host's; an agent may read no other.
+    own = request.cluster.nodes.get(view.name)
     if not found and own is not None and own.addresses and set(own.addresses).isdisjoint(host.addresses):
         remedy = "set hostnameOverride (role: service_proxy_node_name) to the name of this host's Node"
         found = [Finding(NODE, WARNING, f"Node {own.name} has no address of this host", remedy)]

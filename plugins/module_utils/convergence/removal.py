@@ -8,23 +8,31 @@ from __future__ import annotations
 from typing import Dict, List, Sequence, Set
 
 from ..base.addresses import FAMILIES
+from ..kernel.xtables.chains import ChainsResource
 from ..rendering.networkpolicy.sets import ISOLATED, TABLE
+from ..rendering.served import served_cluster_ips
 from ..rendering.userspace.model import DEVICE
 from ..resources import Kind, PlannedChange, Stage
 from .family import FamilyContext, removal_contexts
 from .handles import KernelHandles
 from .modes.mode import Mode
-from .modes.stages.chains import chain_removal_stages
+from .modes.stages.chains import chain_ownership, chain_removal_stages
 from .modes.stages.ipvs_filter_backend import device_removal_stages, retiring_stages, unused_filter_backend_stages
 from .modes.stages.userspace import userspace_device_removal_stages, userspace_removal_stages
 
 
-def leftover_contexts(mode: Mode, families: Sequence[str]) -> List[FamilyContext]:
-    """Return the iptables of each family that may hold chains of other modes; none if the mode has its own chains.
+def leftover_contexts(mode: Mode, served: Sequence[FamilyContext]) -> List[FamilyContext]:
+    """Return the iptables of each family that may hold chains which ``mode`` does not program.
 
-    On a node where another program serves the Services, all chains belong to that program.
+    ``served``: the node's data for each family in this mode. Where it programs chains, only the other variant of
+    iptables may hold any: it was in use before kubelet's chains were in this one, which decide. On a node where another
+    program serves the Services, all chains belong to that program.
     """
-    return [] if mode.subsystems.chains or not mode.serves else removal_contexts(families)
+    if not mode.serves:
+        return []
+    used = {(item.family, item.variant.name) for item in served if item.variant is not None}
+    found = removal_contexts([item.family for item in served])
+    return [item for item in found if item.variant is not None and (item.family, item.variant.name) not in used]
 
 
 def leaving_stages(mode: Mode, handles: KernelHandles) -> List[Stage]:
@@ -50,7 +58,7 @@ def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[Famil
         stages += unused_filter_backend_stages(handles, used.ipsets, used.ipvs_table)
     else:
         stages += ipvs_removal_stages(handles, draining=True)
-    stages += chain_removal_stages(contexts)
+    stages += chain_removal_stages(contexts, beside_others=used.chains)
     if not used.nftables:
         stages += nftables_removal_stages(handles)
     if not used.listeners:
@@ -58,6 +66,24 @@ def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[Famil
     elif used.device != DEVICE:
         stages += userspace_device_removal_stages(handles)
     return stages
+
+
+def superseded_stages(mode: Mode, handles: KernelHandles) -> List[Stage]:
+    """Return the stages that remove what ``mode`` has left on a node whose Services kube-proxy serves by now.
+
+    In the same mode kube-proxy has adopted it, except what it does not use. Raises KernelError, also if it has not.
+    """
+    # Imported late: a convergence needs nothing of it.
+    from .modes.stages.release import release_stages
+
+    used, contexts = mode.subsystems, removal_contexts()
+    chains = [ChainsResource(item.variant, chain_ownership(item.settings, True)) for item in contexts if item.variant]
+    tables = [handles.nftables(family) for family in FAMILIES] if handles.has_nftables() else []
+    if not used.nftables and served_cluster_ips(table.observe() for table in tables):
+        return [*ipvs_removal_stages(handles), *chain_removal_stages(contexts)]
+    if (used.nftables or used.ipvs) and served_cluster_ips(chain.observe() for chain in chains):
+        return nftables_removal_stages(handles) if used.nftables else ipvs_removal_stages(handles)
+    return release_stages(handles)
 
 
 def nftables_removal_stages(handles: KernelHandles) -> List[Stage]:

@@ -132,6 +132,11 @@ def boot_identity() -> str:
     return (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
 
 
+def machine_identity() -> str:
+    """Return what identifies this installation of a system (machine-id(5)), which a copied disk image should lack."""
+    return (read_text("/etc/machine-id") or "").strip()
+
+
 def kernel_release() -> str:
     """Return the running kernel's release, as ``uname -r`` prints it."""
     return platform.release()

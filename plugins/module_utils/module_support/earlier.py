@@ -8,7 +8,6 @@ Imports nothing of the engine that only a complete run needs (see "Imports insid
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from typing import TYPE_CHECKING, Any, Dict, Optional
@@ -47,9 +46,13 @@ def earlier_result(module: AnsibleModule) -> Optional[Dict[str, Any]]:
     decision = decide(asked) if asked is not None and not module._diff else None
     if not isinstance(decision, Unchanged):
         return None
-    with contextlib.suppress(OSError):
+    try:
         # What the next boot restores is as young as this run.
         os.utime(BOOT_STATE)
+    except OSError:
+        if module.params["boot"]:
+            # A complete run writes it, or says why it cannot.
+            return None
     for warning in decision.warnings:
         module.warn(warning)
     durations = {"unchanged": round(time.monotonic() - started, 3)}

@@ -14,10 +14,10 @@ import contextlib
 import gc
 import os
 import sys
-import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence
 
-from ..base.errors import ProxyError
+from ..base.errors import HistoryError, KernelError, ProxyError
+from ..base.installed import KEPT_OFF_FILE
 from ..base.timestamps import timestamp
 from ..cluster.api_addresses import claims_at
 from ..cluster.files.static import StaticDirectory
@@ -25,20 +25,42 @@ from ..cluster.parsing.objects import object_key, parsed_object
 from ..cluster.state import ClusterState
 from ..configuration.load import load
 from ..convergence.converge import run_convergence
+from ..convergence.guard import Guard
+from ..convergence.handles import KernelHandles
+from ..convergence.modes.choose import mode_named
+from ..convergence.removal import policy_removal_stages, superseded_stages
 from ..convergence.request import Request
-from ..convergence.runtime.ledger import has_converged, record_boot
+from ..convergence.runtime.ledger import booted_from, forget, has_converged, record_boot
+from ..convergence.runtime.lock import ConvergenceLock
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as RUNTIME
+from ..kernel.facts import machine_identity
 from ..preflight.cluster_state import is_first
 from ..preflight.findings import INCOMPLETE_SNAPSHOT, LOSS, NODE, judge
 from ..preflight.processes import service_proxy_findings
-from . import boot_directory, boot_state
+from ..resources import apply_plan, plan
+from . import boot_directory, boot_state, units
 from .boot_state import BootState
 
+#: The timer that looks whether kube-proxy has returned, in seconds after the boot: a pod starts later than the node.
+_AGAIN = "kubenode-proxy-boot-again"
+_AGAIN_SECONDS = (60.0, 120.0, 300.0, 600.0, 1800.0)
 # The agent has a copy of the cluster state of its own, which is newer.
 _AGENT_ENABLED = "/etc/systemd/system/multi-user.target.wants/kubenode-proxy.service"
 # They were judged when the state was programmed; now it lacks what was local.
 _ACCEPTED = (INCOMPLETE_SNAPSHOT, NODE, LOSS)
 _WORKLOADS = ("Service", "EndpointSlice")
+_LOCK_SECONDS = 60.0
+_CONVERGED = "this node has converged since it booted"
+
+
+class _FirstConvergence(Guard):
+    """Refuses to restore an older state over that of a run for which this program has waited."""
+
+    def begin(self) -> List[str]:
+        """See the base class. Raises HistoryError."""
+        if has_converged(RUNTIME):
+            raise HistoryError(_CONVERGED)
+        return super().begin()
 
 
 def without_local_pods(objects: Iterable[Dict[str, Any]], node: str, own: Sequence[str]) -> Iterator[Dict[str, Any]]:
@@ -47,7 +69,7 @@ def without_local_pods(objects: Iterable[Dict[str, Any]], node: str, own: Sequen
     ``own``: the addresses of the node, which are those of its pods with the host's network.
     """
     for item in objects:
-        with contextlib.suppress(AttributeError, TypeError):
+        with contextlib.suppress(AttributeError, TypeError, KeyError):
             # Of an object that is not as it should be, the parser says so.
             if item["kind"] == "EndpointSlice" and item.get("endpoints"):
                 item["endpoints"] = [each for each in item["endpoints"] if not _is_local_pod(each, node, own)]
@@ -95,17 +117,22 @@ def restore_at_boot(most_seconds: float) -> List[str]:
     """Converge the node to the state that was kept; return what was done, one line each. Raises ProxyError."""
     if os.path.lexists(_AGENT_ENABLED):
         return ["the agent serves this node from its own copy of the cluster state"]
+    if booted_from(RUNTIME):
+        return yield_to_kube_proxy()
     if has_converged(RUNTIME):
-        return ["this node has converged since it booted"]
+        return [_CONVERGED]
     # The process ends at once, and what it allocates stays until then.
     gc.disable()
-    boot_directory.discard_unconfirmed()
     state = boot_state.read()
     if state is None:
         return ["there is no state to restore"]
+    if state.settings.machine != machine_identity():
+        return ["the state is that of another machine, from which the disk was copied"]
+    if state.settings.kept_off and not os.path.lexists(KEPT_OFF_FILE):
+        return ["kube-proxy has been let return to this node"]
     judge(service_proxy_findings(), state.settings.ignore_findings)
-    report = run_convergence(request_of(state, most_seconds))
-    when = timestamp(time.time() - state.age)
+    report = run_convergence(request_of(state, most_seconds), _FirstConvergence)
+    when = timestamp(state.renewed)
     record_boot(RUNTIME, when)
     lines = [
         f"the state of {when} is restored in {report.mode} mode: {report.counts['services']} Services with "
@@ -113,7 +140,44 @@ def restore_at_boot(most_seconds: float) -> List[str]:
     ]
     if state.age > most_seconds:
         lines.append("warning: it is too old, so only the API server, DNS and static Services are served")
-    return lines + [f"warning: {warning}" for warning in report.warnings]
+    lines += [f"warning: {warning}" for warning in report.warnings]
+    try:
+        boot_directory.discard_unconfirmed()
+    except KernelError as error:
+        lines.append(f"warning: {error}: a confirmation would let the next boot restore the change that has ended")
+    if state.settings.mode and not units.why_not_systemd():
+        command = [
+            sys.executable,
+            "-I",
+            "-B",
+            boot_directory.path_of(boot_directory.PROGRAM),
+            "--max-age",
+            str(most_seconds),
+        ]
+        first, *more = _AGAIN_SECONDS
+        units.start_timer(_AGAIN, first, "Look whether kube-proxy has returned", command, *more)
+    return lines
+
+
+def yield_to_kube_proxy() -> List[str]:
+    """Remove what was restored, and the state, if another service proxy serves this node by now. Raises ProxyError.
+
+    While the node boots none can run, since kubelet starts it. An older state must not serve beside it.
+    """
+    state = boot_state.read()
+    ignored = state.settings.ignore_findings if state is not None else ()
+    found = [finding for finding in service_proxy_findings() if finding.name not in ignored]
+    if not found or state is None:
+        return []
+    with ConvergenceLock(RUNTIME, _LOCK_SECONDS), KernelHandles() as handles:
+        if not booted_from(RUNTIME):
+            return [_CONVERGED]
+        planned = plan([*superseded_stages(mode_named(state.settings.mode), handles), *policy_removal_stages(handles)])
+        apply_plan(planned)
+        boot_directory.forget()
+        forget(RUNTIME)
+    units.stop_timer(_AGAIN)
+    return [f"{found[0].what}: what was restored at boot is removed, and will not be restored again"]
 
 
 def main(argv: Sequence[str], restore: Callable[[float], List[str]] = restore_at_boot) -> int:
@@ -124,6 +188,7 @@ def main(argv: Sequence[str], restore: Callable[[float], List[str]] = restore_at
         lines = restore(parser.parse_args(list(argv)).max_age)
     except Exception as error:
         # Whatever it is: kubelet and the rest of the boot wait for this program.
-        lines = [f"nothing is restored: {error if isinstance(error, ProxyError) else repr(error)}"]
+        what = "the state is not restored, or only in part" if isinstance(error, KernelError) else "nothing is restored"
+        lines = [f"{what}: {error if isinstance(error, ProxyError) else repr(error)}"]
     sys.stdout.write("".join(f"kubenode-proxy: {line}\n" for line in lines))
     return 0

@@ -48,7 +48,9 @@ def confirm() -> Tuple[str, ...]:
 
 def discard_unconfirmed() -> None:
     """Remove the state of a change that was not confirmed. Raises KernelError."""
-    remove_file(path_of(UNCONFIRMED))
+    # On a disk that is read-only, a file that does not exist cannot be removed either.
+    if os.path.lexists(path_of(UNCONFIRMED)):
+        remove_file(path_of(UNCONFIRMED))
 
 
 def forget() -> None:
@@ -60,24 +62,32 @@ def forget() -> None:
 
 
 def copy_to(path: str) -> None:
-    """Copy the state that counts to a file, or remove that file if there is none. Raises HistoryError."""
+    """Copy the state that counts, with its age, to a file, or remove that if there is none. Raises HistoryError."""
     _copy(path_of(STATE), path)
 
 
-def restore_from(path: str) -> None:
-    """Let the copy of a state count again; without a copy none counts. Raises HistoryError and KernelError."""
-    if exists():
-        _copy(path, path_of(STATE))
-        discard_unconfirmed()
+def restore_from(path: str) -> bool:
+    """Let the copy of a state count again, and return whether there is one: else none counts.
+
+    On a node that keeps no states nothing is done. Raises HistoryError and KernelError.
+    """
+    if not exists():
+        return True
+    _copy(path, path_of(STATE))
+    discard_unconfirmed()
+    return os.path.lexists(path_of(STATE))
 
 
 def _copy(source: str, target: str) -> None:
     # Imported late: a confirmation copies nothing.
     from ..cluster.files.cache import MOST_BYTES
 
-    with os_errors(HistoryError, f"{target}: cannot be written"):
+    with os_errors(HistoryError, f"{source}: cannot be read"):
         try:
-            write_whole(target, read_regular(source, MOST_BYTES))
+            renewed, content = os.lstat(source).st_mtime_ns, read_regular(source, MOST_BYTES)
         except FileNotFoundError:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(target)
+            remove_file(target)
+            return
+    with os_errors(HistoryError, f"{target}: cannot be written"):
+        write_whole(target, content)
+        os.utime(target, ns=(renewed, renewed))

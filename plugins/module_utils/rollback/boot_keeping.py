@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, Iterable, List, Optional
+import zlib
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from ..base.errors import HistoryError, ProxyError, SnapshotError, os_errors
+from ..base.installed import KEPT_OFF_FILE
 from ..base.mode_names import NONE
+from ..base.regular_files import read_regular
 from ..base.whole_files import write_whole
-from ..cluster.files.cache import open_cache, write_cache
+from ..cluster.files.cache import MOST_BYTES, open_cache, write_cache
 from ..cluster.parsing.objects import is_supported
 from ..cluster.parsing.prune import prune
 from ..convergence.request import Interfaces, Request
 from ..convergence.runtime.ledger import has_converged, record_boot
 from ..convergence.unchanged.inputs import Unusable, engine_digest
+from ..kernel.facts import machine_identity
 from .boot_directory import (
     DIRECTORY,
     PROGRAM,
@@ -29,7 +33,7 @@ from .boot_directory import (
     path_of,
 )
 from .boot_state import KIND, NextBoot
-from .decisions import make_own_directory
+from .decisions import make_own_directory, remove_unfinished
 
 
 def _settings_in(name: str) -> Dict[str, Any]:
@@ -43,7 +47,7 @@ def _settings_in(name: str) -> Dict[str, Any]:
 def keep(
     request: Request,
     found: Optional[NextBoot],
-    mode: str,
+    modes: Tuple[str, str],
     node_name: str,
     addresses: Interfaces,
     *,
@@ -51,7 +55,9 @@ def keep(
 ) -> List[str]:
     """Keep what a convergence has programmed for the next boot, or forget it with a removal; return warnings.
 
-    A state that is not ``confirmed`` counts only when its change is. The others: as for ``Guard.after_change``.
+    A state that is not ``confirmed`` counts only when its change is. ``modes``: the mode in effect, and what filters
+    beside IPVS, which programs that start later would let a boot choose otherwise. The others: as for
+    ``Guard.after_change``.
     """
     if os.geteuid():
         # Scheduled runs of another user.
@@ -60,7 +66,9 @@ def keep(
         if request.state != "present" or (found is not None and found.wanted is False):
             forget()
         elif found is not None and (found.wanted or exists()):
+            (mode, backend), own = modes, found.settings.node_configuration
             settings = found.settings._replace(
+                node_configuration={**(own or {}), "ipvsFilterBackend": backend} if backend else own,
                 mode="" if mode == NONE else mode,
                 node_name=node_name,
                 outside_host=request.outside_host,
@@ -68,6 +76,8 @@ def keep(
                 interfaces=[list(item) for item in addresses],
                 servers=sorted([claim.address, claim.port] for claim in request.cluster.given_servers),
                 engine=engine_digest(),
+                machine=machine_identity(),
+                kept_off=os.path.lexists(KEPT_OFF_FILE),
             )
             _write({"kind": KIND, **settings._asdict()}, request.objects(), confirmed)
             if not has_converged(request.state_directory):
@@ -78,21 +88,32 @@ def keep(
 
 
 def _write(first: Dict[str, Any], objects: Iterable[Any], confirmed: bool) -> None:
-    """Write a state, and the program that restores it if that is of another engine. Raises ProxyError."""
+    """Write a state, and the program that restores it if that is damaged or of another engine. Raises ProxyError."""
     kept, program = _settings_in(STATE), path_of(PROGRAM)
-    complete = os.path.exists(program)
-    unchanged = complete and first["source"] and kept == json.loads(json.dumps(first))
+    first["program"] = _checksum(program)
+    intact = first["program"] and (first["program"], first["engine"]) == (kept.get("program"), kept.get("engine"))
+    unchanged = intact and first["source"] and kept == json.loads(json.dumps(first))
     if confirmed and unchanged and not os.path.lexists(path_of(UNCONFIRMED)):
         os.utime(path_of(STATE))
         return
     make_own_directory(DIRECTORY)
-    if not complete or kept.get("engine") != first["engine"]:
+    if not intact:
         _write_program(program)
+        first["program"] = _checksum(program)
     small = (prune(raw, True) for raw in objects if isinstance(raw, dict) and raw.get("kind") and is_supported(raw))
     texts = [json.dumps(item, separators=(",", ":"), default=str).encode() for item in (first, *small)]
     write_cache(path_of(STATE if confirmed else UNCONFIRMED), texts, frozenset())
     if confirmed:
         discard_unconfirmed()
+    remove_unfinished(DIRECTORY)
+
+
+def _checksum(path: str) -> int:
+    """Return the CRC-32 of a file, 0 if it cannot be read."""
+    try:
+        return zlib.crc32(read_regular(path, MOST_BYTES))
+    except OSError:
+        return 0
 
 
 def _write_program(path: str) -> None:

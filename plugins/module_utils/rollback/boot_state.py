@@ -27,7 +27,8 @@ class BootSettings(NamedTuple):
     ``configuration``, ``node_configuration``: the fields of both documents. ``interfaces``: name and address of each
     interface, which may have none while the node boots. ``servers``: address and port of the API servers. ``source``:
     the digest of the cluster state's file, empty if it is no file. ``engine``: the digest of the engine, which is that
-    of the program.
+    of the program. ``program``: the CRC-32 of the program's file, by which a damaged one is written again. ``machine``:
+    the identity of the node's system (machine-id(5)). ``kept_off``: whether ``migrate`` kept kube-proxy off the node.
     """
 
     configuration: Mapping[str, Any] = {}
@@ -40,6 +41,9 @@ class BootSettings(NamedTuple):
     servers: List[List[Any]] = []
     source: str = ""
     engine: str = ""
+    program: int = 0
+    machine: str = ""
+    kept_off: bool = False
 
 
 class NextBoot(NamedTuple):
@@ -53,11 +57,19 @@ class NextBoot(NamedTuple):
 
 
 class BootState(NamedTuple):
-    """A state that was read: its settings, the raw objects of the cluster, and its age in seconds."""
+    """A state that was read: its settings, the raw objects of the cluster, and when the last run wrote or renewed it.
+
+    ``renewed``: in seconds since the epoch, by the clock of that run.
+    """
 
     settings: BootSettings
     objects: List[Dict[str, Any]]
-    age: float
+    renewed: float
+
+    @property
+    def age(self) -> float:
+        """In seconds; a state of the future, by the node's clock, is new."""
+        return time.time() - self.renewed
 
 
 def read() -> Optional[BootState]:
@@ -69,7 +81,7 @@ def read() -> Optional[BootState]:
         first, *objects = open_cache(path).objects()
         if first.pop("kind", None) != KIND:
             raise SnapshotError(f"{path}: does not begin with the settings of a convergence")
-        return BootState(BootSettings(**first), objects, max(0.0, time.time() - os.lstat(path).st_mtime))
+        return BootState(BootSettings(**first), objects, os.lstat(path).st_mtime)
     except SnapshotError as error:
         raise HistoryError(str(error)) from error
     except (OSError, TypeError, ValueError) as error:

@@ -9,13 +9,21 @@ decides about it by renaming the file, which succeeds only once, so only one pro
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import stat
+import time
 from typing import Mapping
 
 from ..base.errors import HistoryError, os_errors
 from ..base.regular_files import others_write
 from ..base.whole_files import write_whole
+
+# Temporary files of ``write_whole`` for saved states, their outcomes, and the files of the next boot.
+_UNFINISHED = re.compile(r"\.((state(-\d{6})?|unconfirmed)\.json\.gz(\.boot)?|outcomes\.json|boot\.pyz|writable)\..+\Z")
+# Of this age, one has no writer any more.
+_UNFINISHED_SECONDS = 60.0
 
 
 def own_directory(directory: str) -> bool:
@@ -49,6 +57,15 @@ def write_files(directory: str, contents: Mapping[str, bytes]) -> None:
     with os_errors(HistoryError, f"{directory}: cannot be written"):
         for name, content in contents.items():
             write_whole(os.path.join(directory, name), content)
+
+
+def remove_unfinished(directory: str) -> None:
+    """Remove temporary files of writers that were killed. Ignore failures, which are harmless."""
+    with contextlib.suppress(OSError):
+        for name in filter(_UNFINISHED.match, os.listdir(directory)):
+            path = os.path.join(directory, name)
+            if os.lstat(path).st_mtime < time.time() - _UNFINISHED_SECONDS:
+                os.unlink(path)
 
 
 def claim(directory: str, waiting: str, decision: str) -> bool:

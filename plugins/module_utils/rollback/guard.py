@@ -177,7 +177,7 @@ class SavingGuard(Guard):
             state = observe_state(self._handles, configuration.uses_ipvs, configuration.ipvs.exclude_cidrs)
         return History(self._request.history_directory, self._request.keep_states).save(state).number
 
-    def after_change(self, mode: str, node_name: str, addresses: Interfaces) -> List[str]:
+    def after_change(self, mode: str, filter_backend: str, node_name: str, addresses: Interfaces) -> List[str]:
         """Keep what the next boot needs, or with a removal forget it; return a warning on failure.
 
         The node serves without it. The state of a change that waits to be confirmed does not count yet.
@@ -185,7 +185,8 @@ class SavingGuard(Guard):
         # Imported late: a run that ends with an error needs nothing of it.
         from .boot_keeping import keep
 
-        return keep(self._request, self._next_boot, mode, node_name, addresses, confirmed=not self.confirm_until)
+        modes = (mode, filter_backend)
+        return keep(self._request, self._next_boot, modes, node_name, addresses, confirmed=not self.confirm_until)
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

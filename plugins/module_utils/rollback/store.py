@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from typing import Dict, Iterable, List, NamedTuple, Optional
 
 from ..base.errors import HistoryError, errors_as, os_errors
@@ -22,7 +21,7 @@ from ..convergence.defaults import DEFAULT_KEEP
 from ..kernel.facts import boot_identity
 from ..packaging.identity import identity
 from . import boot_directory
-from .decisions import make_own_directory, own_directory
+from .decisions import make_own_directory, own_directory, remove_unfinished
 from .directory import HistoryDirectory
 from .form import MOST_BYTES, StateRecord, pack_record, unpack_record
 from .places import DEFAULT_DIRECTORY
@@ -35,10 +34,6 @@ BEFORE_ROLLBACK = "before a rollback"
 #: What a file has beside it: the state that a boot restored at its time.
 _OF_BOOT = ".boot"
 _NAME = re.compile(r"state-(\d{6})\.json\.gz\Z")
-#: Temporary files of whole_files.write_whole, which a killed writer leaves behind.
-_UNFINISHED = re.compile(r"\.(state-\d{6}\.json\.gz(\.boot)?|outcomes\.json|writable)\..+\Z")
-#: A temporary file of this age has no writer any more.
-_UNFINISHED_SECONDS = 60.0
 _MOST = 999_999
 
 
@@ -103,7 +98,7 @@ class History(HistoryDirectory):
         path = self._path(number)
         boot_directory.copy_to(path + _OF_BOOT)
         self.write(path, pack_record(record))
-        self._remove_unfinished()
+        remove_unfinished(self.directory)
         if self.keep is None:
             return record
         spared = {number, *kept}
@@ -113,17 +108,12 @@ class History(HistoryDirectory):
                     os.unlink(name)
         return record
 
-    def boot_with(self, number: int) -> None:
-        """Have the next boot restore what it would have when a state was saved. Raises HistoryError, KernelError."""
-        boot_directory.restore_from(self._path(number) + _OF_BOOT)
+    def boot_with(self, number: int) -> bool:
+        """Have the next boot restore what it would have when a state was saved; return False if that was nothing.
 
-    def _remove_unfinished(self) -> None:
-        """Remove temporary files of writers that were killed. Ignore failures, which are harmless."""
-        with contextlib.suppress(OSError):
-            for name in filter(_UNFINISHED.match, os.listdir(self.directory)):
-                path = os.path.join(self.directory, name)
-                if os.lstat(path).st_mtime < time.time() - _UNFINISHED_SECONDS:
-                    os.unlink(path)
+        Raises HistoryError, KernelError.
+        """
+        return boot_directory.restore_from(self._path(number) + _OF_BOOT)
 
     def load(self, number: int) -> StateRecord:
         """Return the saved state of that number. Raises HistoryError if it does not exist or cannot be used."""

@@ -76,11 +76,15 @@ def start_now(unit: str) -> None:
     _require(systemctl("start", "--no-block", unit), f"{unit}: cannot be started")
 
 
-def start_timer(unit: str, seconds: float, description: str, command: Sequence[str]) -> None:
-    """Have systemd run a command once, that many seconds from now, as ``UNIT.service``. Raises HistoryError."""
+def start_timer(unit: str, seconds: float, description: str, command: Sequence[str], *more: float) -> None:
+    """Have systemd run a command that many seconds from now, and again after ``more``, as ``UNIT.service``.
+
+    Raises HistoryError.
+    """
     options = [
         f"--unit={unit}",
         f"--on-active={seconds:g}s",
+        *(f"--timer-property=OnActiveSec={each:g}s" for each in more),
         "--timer-property=AccuracySec=100ms",
         "--collect",
         "--property=Type=oneshot",

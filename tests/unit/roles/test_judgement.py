@@ -20,6 +20,7 @@ FOUND = {
     "drift": False,
     "summary": "no difference",
     "other_proxies": [],
+    "schedule_failure": "",
     "mode": "nftables",
     "counts": {"services": 1, "without_endpoints": 0, "endpoints": 1, "service_ports": 1},
 }

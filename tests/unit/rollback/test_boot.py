@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import HistoryError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import HistoryError, KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
@@ -68,13 +69,15 @@ def _request(objects: List[Any], **more: Any) -> Request:
     return Request(ClusterState.from_objects(objects), configuration, objects=lambda: iter(objects), **more)
 
 
-def _keep(objects: List[Any], confirmed: bool = True, wanted: Any = True, source: str = "", **more: Any) -> List[str]:
+def _keep(
+    objects: List[Any], confirmed: bool = True, wanted: Any = True, source: str = "", backend: str = "", **more: Any
+) -> List[str]:
     """Keep what a convergence has programmed; ``boot_directory.DIRECTORY`` is that of the test."""
     more.setdefault("state_directory", f"{os.path.dirname(boot_directory.DIRECTORY)}/run")
     os.makedirs(more["state_directory"], exist_ok=True)
     settings = boot_state.BootSettings(configuration={"mode": "nftables"}, source=source)
-    found = boot_state.NextBoot(settings, wanted)
-    return boot_keeping.keep(_request(objects, **more), found, "nftables", "here", INTERFACES, confirmed=confirmed)
+    found, modes = boot_state.NextBoot(settings, wanted), ("nftables", backend)
+    return boot_keeping.keep(_request(objects, **more), found, modes, "here", INTERFACES, confirmed=confirmed)
 
 
 def _served(state: boot_state.BootState, most: float = WEEK) -> Dict[str, List[str]]:
@@ -116,6 +119,7 @@ def test_of_an_old_state_only_what_everything_needs_is_restored(directory) -> No
         {"kind": "EndpointSlice", "metadata": {"name": "x", "namespace": "a"}, "endpoints": "all"},
         {"kind": "EndpointSlice", "metadata": 3, "endpoints": [3]},
         {"kind": "Pod", "metadata": {"name": "x", "namespace": "a"}, "spec": "none"},
+        {"kind": "Pod", "metadata": {"name": "x", "namespace": "a"}},
         {"kind": "Service", "metadata": {"labels": ["a"]}},
         {"kind": ["Service"]},
         {"metadata": {}},
@@ -143,15 +147,17 @@ def test_an_unconfirmed_state_counts_when_its_change_is_confirmed() -> None:
 def test_a_rollback_brings_back_the_state_of_its_time(tmp_path) -> None:
     copies = [str(tmp_path / name) for name in ("none", "first")]
     _keep(_cluster())
+    os.utime(boot_directory.path_of("state.json.gz"), (5, 5))
     boot_directory.copy_to(copies[1])
     _keep(_service("new", "10.96.0.11", []))
     boot_directory.restore_from(copies[1])
-    assert "web" in _served(_read())
+    # It is as old as it was.
+    assert "web" in _served(_read(), 1e12) and _read().renewed == 5
     boot_directory.restore_from(copies[0])
     assert boot_state.read() is None
     # It can be undone as well.
     boot_directory.restore_from(copies[1])
-    assert "web" in _served(_read())
+    assert "web" in _served(_read(), 1e12)
 
 
 def test_nothing_is_kept_unless_it_is_wanted_and_a_removal_forgets_it(directory) -> None:
@@ -190,6 +196,68 @@ def test_an_unchanged_state_is_not_written_again(directory) -> None:
     assert os.stat(path).st_ino != before
 
 
+def test_what_filters_beside_ipvs_is_kept() -> None:
+    """Rules of programs that start later, such as Docker's, would decide otherwise."""
+    _keep(_cluster(), backend="iptables")
+    assert boot.request_of(_read(), WEEK).configuration.node_proxy.ipvs_filter_backend == "iptables"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("machine_identity", lambda: "another", "the state is that of another machine"),
+        ("KEPT_OFF_FILE", "/proc/no-mark", "kube-proxy has been let return to this node"),
+    ],
+)
+def test_the_state_of_another_time_or_machine_is_not_restored(tmp_path, monkeypatch, name, value, said) -> None:
+    mark = tmp_path / "kept-off"
+    mark.touch()
+    monkeypatch.setattr(boot, "RUNTIME", str(tmp_path))
+    monkeypatch.setattr(boot_keeping, "KEPT_OFF_FILE", str(mark))
+    monkeypatch.setattr(boot, "KEPT_OFF_FILE", str(mark))
+    _keep(_cluster())
+    monkeypatch.setattr(boot, name, value)
+    monkeypatch.setattr(boot, "run_convergence", None)
+    (line,) = boot.restore_at_boot(WEEK)
+    assert line.startswith(said)
+
+
+def test_a_damaged_program_is_written_again(directory) -> None:
+    program = Path(directory, "boot.pyz")
+    _keep(_cluster(), source="a")
+    for damaged in (b"", b"progra\0"):
+        program.write_bytes(damaged)
+        _keep(_cluster(), source="a")
+        assert program.read_bytes() == b"program"
+
+
+def test_a_state_is_restored_from_a_disk_that_is_read_only(monkeypatch) -> None:
+    """unlink(2) fails there for a file that does not exist, too."""
+
+    def refused(path: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    _keep(_cluster())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refused)
+        boot_directory.discard_unconfirmed()
+
+
+def test_a_run_for_which_the_boot_has_waited_is_newer(tmp_path, monkeypatch) -> None:
+    _keep(_cluster())
+    monkeypatch.setattr(boot, "RUNTIME", str(tmp_path / "boot-run"))
+    os.makedirs(boot.RUNTIME)
+
+    def waits(request: Request, make_guard: Any) -> None:
+        ledger.record_boot(boot.RUNTIME)
+        make_guard(request, None).begin()
+
+    monkeypatch.setattr(boot, "run_convergence", waits)
+    monkeypatch.setattr(boot, "service_proxy_findings", list)
+    with pytest.raises(HistoryError, match="this node has converged since it booted"):
+        boot.restore_at_boot(WEEK)
+
+
 def test_a_state_that_cannot_be_kept_is_a_warning(directory) -> None:
     os.makedirs(directory, 0o777)
     os.chmod(directory, 0o777)
@@ -214,6 +282,13 @@ def test_whatever_fails_the_boot_continues(capsys) -> None:
 
     assert boot.main(["--max-age", "1"], failing) == 0
     assert capsys.readouterr().out == "kubenode-proxy: nothing is restored: RecursionError('deep')\n"
+
+    def refused(_most: float) -> List[str]:
+        raise KernelError("IPv6 chains: no")
+
+    # IPv4 may be programmed by now.
+    assert boot.main(["--max-age", "1"], refused) == 0
+    assert "the state is not restored, or only in part: IPv6 chains: no" in capsys.readouterr().out
 
 
 def test_settings_of_another_version_are_refused(monkeypatch) -> None:

@@ -117,8 +117,9 @@ def remove_leftovers(proxiers: Proxiers, agent: KernelHandles) -> Leftovers:
     with KernelHandles(agent.progress, agent.listeners) as handles:
         leaving = plan(leaving_stages(proxiers.mode, handles))
         apply_plan(leaving)
-        stages = leftover_stages(proxiers.mode, handles, leftover_contexts(proxiers.mode, proxiers.node_view.families))
-        stages += proxiers.mode.extra_stages([proxier.context for proxier in proxiers.families])
+        contexts = [proxier.context for proxier in proxiers.families]
+        stages = leftover_stages(proxiers.mode, handles, leftover_contexts(proxiers.mode, contexts))
+        stages += proxiers.mode.extra_stages(contexts)
         for stage in stages:
             stage.resource.report_to(agent.progress)
         planned = plan(stages)

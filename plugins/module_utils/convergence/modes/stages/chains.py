@@ -105,24 +105,27 @@ def xtables_families(families: Sequence[str]) -> Tuple[Dict[str, XtablesVariant]
     return variants, missing
 
 
-def chain_removal_stages(contexts: Sequence[FamilyContext]) -> List[Stage]:
+def chain_removal_stages(contexts: Sequence[FamilyContext], beside_others: bool = False) -> List[Stage]:
     """Return stages that remove the chains of iptables and ipvs mode, and the jumps to them, of each family.
 
-    Tables of iptables-nft that are empty afterwards are removed as well.
+    Tables of iptables-nft that are empty afterwards are removed as well. ``beside_others``: chains in the other variant
+    of iptables stay in use, so the parameter may be needed, and the tables are named with their variant.
     """
     stages: List[Stage] = []
     for context in contexts:
         if context.variant is None:
             continue
         ours = chain_ownership(context.settings, True)
-        stages += _removed(ChainsResource(context.variant, ours, for_removal=True))
+        resource = ChainsResource(context.variant, ours, for_removal=True)
+        resource.qualifier = context.variant.name if beside_others else ""
+        stages += _removed(resource, with_parameter=not beside_others)
     return stages
 
 
-def _removed(chains: ChainsResource) -> List[Stage]:
+def _removed(chains: ChainsResource, with_parameter: bool = True) -> List[Stage]:
     """Return the stages that remove chains, and tables of iptables-nft that are empty without them."""
     going = ObservedOnce(chains)
-    stages = [localnet_stage(going)] if chains.family == IPV4 else []
+    stages = [localnet_stage(going)] if chains.family == IPV4 and with_parameter else []
     stages.append(Stage(going, {}))
     if chains.variant.name == NFT:
         stages.append(Stage(EmptyTablesResource(chains), {}))

@@ -1,0 +1,97 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a boot has restored is removed once kube-proxy serves the node, as a real kube-proxy had programmed it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings import ERROR, KUBE_PROXY, Finding
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import (
+    boot,
+    boot_directory,
+    boot_keeping,
+    boot_state,
+)
+from tests.kernel.test_migration_adopt import CASES, make_node
+from tests.lab import manifests, recorded
+from tests.lab.system import run
+
+WEEK = 7 * 86400.0
+CASE = CASES / "nodeport-cluster"
+PROXY = Finding(KUBE_PROXY, ERROR, "kube-proxy runs on this node (process 7)", "stop it")
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path, monkeypatch):
+    for module in (boot_directory, boot_keeping):
+        monkeypatch.setattr(module, "DIRECTORY", str(tmp_path / "boot"))
+    monkeypatch.setattr(boot_keeping, "_write_program", lambda path: Path(path).write_bytes(b"program"))
+    monkeypatch.setattr(boot, "RUNTIME", str(tmp_path / "run"))
+    monkeypatch.setattr(boot, "Request", functools.partial(Request, state_directory=boot.RUNTIME, whole_cluster=False))
+    monkeypatch.setattr(boot, "service_proxy_findings", list)
+
+
+def restore(mode: str, directory: Path) -> str:
+    """Restore the state of a node that has served one Service; return what the program says."""
+    ports = [manifests.port(80, name="web")]
+    endpoints = [manifests.endpoint("10.244.9.9", "elsewhere")]
+    objects = [
+        manifests.service("web", "10.96.200.1", ports),
+        manifests.endpoint_slice("web", endpoints, ports),
+    ]
+    configuration = load({"mode": mode}).configuration
+    wanted = Request(ClusterState.from_objects(objects), configuration, objects=lambda: iter(objects))
+    found = boot_state.NextBoot(boot_state.BootSettings({"mode": mode}), True)
+    unrecorded = wanted._replace(state_directory=str(directory))
+    assert boot_keeping.keep(unrecorded, found, (mode, ""), "here", (), confirmed=True) == []
+    return boot.restore_at_boot(WEEK)[0]
+
+
+def programmed() -> str:
+    """Return both families' rules in iptables, and the tables of nftables mode, without counters."""
+    saved = [run([program]) for program in ("iptables-nft-save", "ip6tables-nft-save")]
+    for name in run(["nft", "list", "tables"]).splitlines():
+        saved += [run(["nft", "list", *name.split()])] if name.endswith(" kube-proxy") else []
+    lines = (line for text in saved for line in text.splitlines() if not line.startswith(("#", ":")))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("mode", "other"), [("nftables", "iptables"), ("iptables", "nftables")])
+def test_what_a_boot_has_restored_goes_once_kube_proxy_serves_in_another_mode(tmp_path, monkeypatch, mode, other):
+    make_node()
+    assert f"is restored in {mode} mode: 1 Services" in restore(mode, tmp_path)
+    alone = programmed()
+    assert "10.96.200.1" in alone
+    # kubelet has not started it yet.
+    assert boot.restore_at_boot(WEEK) == [] and programmed() == alone
+    recorded.load(CASE / f"state-{other}.txt", run)
+    assert boot.restore_at_boot(WEEK) == []
+    monkeypatch.setattr(boot, "service_proxy_findings", lambda: [PROXY])
+    (line,) = boot.restore_at_boot(WEEK)
+    assert line == f"{PROXY.what}: what was restored at boot is removed, and will not be restored again"
+    left = programmed()
+    assert "10.96.200.1" not in left and not os.path.exists(boot_directory.DIRECTORY)
+    run(["nft", "flush", "ruleset"])
+    recorded.load(CASE / f"state-{other}.txt", run)
+    assert left == programmed()
+    assert boot.restore_at_boot(WEEK) == ["there is no state to restore"]
+
+
+def test_what_kube_proxy_has_not_taken_over_yet_serves_until_it_has(tmp_path, monkeypatch):
+    make_node()
+    restore("nftables", tmp_path)
+    alone = programmed()
+    monkeypatch.setattr(boot, "service_proxy_findings", lambda: [PROXY])
+    with pytest.raises(KernelError, match="kube-proxy has not taken it over yet"):
+        boot.restore_at_boot(WEEK)
+    assert programmed() == alone and os.path.exists(boot_directory.DIRECTORY)
