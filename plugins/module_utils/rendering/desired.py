@@ -17,7 +17,7 @@ from ..cluster.model import NamespacedName
 from ..resources import ABSENT, Change
 from ..serviceports.info import ServicePortInfo, ServicePortName
 from .merged import Entry, MergedTables
-from .rendering import Rendering, Totals
+from .rendering import Rendering
 from .settings import DataplaneSettings
 
 #: Owns the static entries; sorts before every real name.
@@ -62,7 +62,7 @@ class DesiredTables:
         progress: Progress = unheeded,
         failed: Optional[Failed] = None,
     ) -> None:
-        self.settings = settings
+        self.settings = rendering.at_size(settings, 0)
         self.rendering = rendering
         self._progress = progress
         self._failed = failed
@@ -70,8 +70,7 @@ class DesiredTables:
         self._rendered = 0
         self._endpoints = 0
         self._endpoints_of: Dict[NamespacedName, int] = {}
-        self._options = rendering.options(settings, Totals())
-        self._context = rendering.context(settings, self._options)
+        self._context = rendering.context(self.settings)
         self._merged = MergedTables((*rendering.tables, *rendering.parts))
         self._ports: Dict[NamespacedName, Tuple[ServicePortName, ...]] = {}
         self._derivation = rendering.derivation(self._context)
@@ -83,22 +82,22 @@ class DesiredTables:
         self,
         services: Mapping[NamespacedName, Sequence[ServicePortInfo]],
         others: ServicePortsOf,
-        totals: Optional[Totals] = None,
+        endpoints: Optional[int] = None,
         kept: AbstractSet[ServicePortName] = frozenset(),
     ) -> None:
         """Replace the ServicePorts of these Services; a Service without any is removed.
 
-        Options that depend on all Services are decided first, so that each ServicePort is rendered once. ``others``
+        Settings that depend on all Services are decided first, so that each ServicePort is rendered once. ``others``
         returns the ServicePorts of a Service that is not in ``services``: it is called for every such known Service if
-        an option changed. ``totals``: those of all Services that are about to be applied in several calls; None for
-        those of the Services applied. ``kept``: those among the ServicePorts whose entries remain as they are, even if
-        there are none; unless an option changed.
+        a setting changed. ``endpoints``: of all Services that are about to be applied in several calls; None for those
+        of the Services applied. ``kept``: those among the ServicePorts whose entries remain as they are, even if there
+        are none; unless a setting changed.
         """
         for service, ports in services.items():
             self._count(service, sum(len(port.endpoints) for port in ports))
-        options = self.rendering.options(self.settings, totals or Totals(self._endpoints))
-        if options != self._options:
-            self._options, kept = options, frozenset()
+        settings = self.rendering.at_size(self.settings, self._endpoints if endpoints is None else endpoints)
+        if settings != self.settings:
+            self.settings, kept = settings, frozenset()
             self._set_context()
             for service in self._with_progress([service for service in self._ports if service not in services]):
                 self._render(service, others)
@@ -110,12 +109,12 @@ class DesiredTables:
 
         Return whether Services that can be reached at addresses of the node must be applied again.
         """
-        self.settings = settings
+        self.settings = settings._replace(endpoint_comments=self.settings.endpoint_comments)
         self._set_context()
         return self.rendering.entries_have_addresses
 
     def _set_context(self) -> None:
-        self._context = self.rendering.context(self.settings, self._options)
+        self._context = self.rendering.context(self.settings)
         self._put_static()
 
     def _put_static(self) -> None:

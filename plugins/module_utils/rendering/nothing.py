@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping
 from ..base.mode_names import NONE
 from ..serviceports.info import ServicePortInfo
 from .merged import Entry
-from .rendering import Options, Rendering
+from .rendering import Rendering
 from .settings import DataplaneSettings
 
 
@@ -19,7 +19,7 @@ class NoRendering(Rendering[None]):
 
     name = NONE
 
-    def context(self, settings: DataplaneSettings, options: Options) -> None:
+    def context(self, settings: DataplaneSettings) -> None:
         """See the base class."""
 
     def static_entries(self, context: None) -> List[Entry]:

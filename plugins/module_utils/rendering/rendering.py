@@ -11,7 +11,7 @@ for every decision, so they produce the same tables.
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Generic, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Dict, FrozenSet, Generic, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ..serviceports.info import Endpoint, ServicePortInfo, ServicePortName
 from ..serviceports.weights import shares
@@ -21,21 +21,6 @@ from .settings import Arrival, Client, DataplaneSettings, Masquerade, Shares, ma
 Tables = Dict[str, Dict[Any, Any]]
 ServicePorts = Mapping[ServicePortName, ServicePortInfo]
 Context = TypeVar("Context")
-
-
-class Totals(NamedTuple):
-    """Sums over all Services of one family. ``endpoints``: of all ServicePorts, whatever their conditions."""
-
-    endpoints: int = 0
-
-
-class Options(NamedTuple):
-    """Decisions that depend on all Services together.
-
-    ``endpoint_comments``: rules for a single endpoint have a comment (iptables mode).
-    """
-
-    endpoint_comments: bool = True
 
 
 class Derivation:
@@ -65,8 +50,8 @@ class Rendering(Generic[Context]):
     tables: Tuple[str, ...] = ()
     #: Further tables that entries contribute to, from which a derivation computes entries of the others.
     parts: Tuple[str, ...] = ()
-    #: :meth:`options` depends on the totals.
-    options_need_totals: bool = False
+    #: :meth:`at_size` depends on the number of endpoints.
+    counts_endpoints: bool = False
     #: Entries of a ServicePort that can be reached from outside depend on the addresses of the node.
     entries_have_addresses: bool = False
     #: How clients without an endpoint are refused, in words.
@@ -88,9 +73,12 @@ class Rendering(Generic[Context]):
 
     # ---- tables: from settings and ServicePorts to entries
 
-    def options(self, settings: DataplaneSettings, totals: Totals) -> Options:
-        """Return the decisions that depend on all Services together."""
-        return Options()
+    def at_size(self, settings: DataplaneSettings, endpoints: int) -> DataplaneSettings:
+        """Return the settings with the decisions that depend on all Services of the family together.
+
+        ``endpoints``: of all ServicePorts, whatever their conditions.
+        """
+        return settings
 
     def settings_in_use(self, settings: DataplaneSettings) -> DataplaneSettings:
         """Return the settings without those the mode does not use, for comparison.
@@ -101,7 +89,7 @@ class Rendering(Generic[Context]):
         chosen = settings.node_port_addresses if settings.node_port_cidrs else ()
         return settings._replace(node_addresses=(), node_port_addresses=tuple(sorted(set(chosen))))
 
-    def context(self, settings: DataplaneSettings, options: Options) -> Context:
+    def context(self, settings: DataplaneSettings) -> Context:
         """Return the values that rendering needs in addition to a ServicePort, computed once.
 
         Raises ConfigurationError for settings that cannot be rendered.
@@ -129,8 +117,8 @@ class Rendering(Generic[Context]):
 
         Raises ConfigurationError for settings that cannot be rendered.
         """
-        totals = Totals(sum(len(item.endpoints) for item in service_ports.values()))
-        context = self.context(settings, self.options(settings, totals))
+        endpoints = sum(len(item.endpoints) for item in service_ports.values())
+        context = self.context(self.at_size(settings, endpoints))
         tables: Tables = {name: {} for name in (*self.tables, *self.parts)}
         _merge(tables, self.static_entries(context))
         entries = self.entries

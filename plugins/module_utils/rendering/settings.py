@@ -73,6 +73,8 @@ class DataplaneSettings(NamedTuple):
     count_connections: bool = False
     #: nftables mode counts the packets and bytes of each frontend.
     count_bytes: bool = False
+    #: iptables mode: rules for a single endpoint have a comment; see :meth:`.Rendering.at_size`.
+    endpoint_comments: bool = True
 
     @property
     def localhost_listeners(self) -> bool:

@@ -25,7 +25,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired i
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import IptablesRendering
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import OVER_NFTABLES
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.merged import ABSENT, MergedTables
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.rendering import Totals
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import (
     NodeContext,
@@ -132,10 +131,10 @@ def random_node(chance):
     return node
 
 
-def apply(tables, state, services, totals=None, context=CONTEXT):
+def apply(tables, state, services, size=None, context=CONTEXT):
     """Apply Services to tables as a proxier does."""
     ports = {service: service_ports_of(state, service, context) for service in services}
-    tables.apply(ports, lambda service: service_ports_of(state, service, context), totals)
+    tables.apply(ports, lambda service: service_ports_of(state, service, context), size)
 
 
 def rendering_named(mode):
@@ -193,11 +192,11 @@ def test_random_changes_equal_a_full_rendering(mode, seed, behaviour):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_totals_are_declared_where_they_decide_anything(mode):
+def test_the_count_of_endpoints_is_declared_where_it_decides_anything(mode):
     """Elsewhere the agent does not count them."""
     rendering = mode_named(mode).rendering
-    options = {rendering.options(SETTINGS, Totals(endpoints)) for endpoints in (0, 10, 10**6)}
-    assert (len(options) > 1) is rendering.options_need_totals
+    settings = {rendering.at_size(SETTINGS, endpoints) for endpoints in (0, 10, 10**6)}
+    assert (len(settings) > 1) is rendering.counts_endpoints
 
 
 def test_a_change_of_one_service_touches_its_own_keys_only():
@@ -246,14 +245,14 @@ def test_each_service_port_is_rendered_once_on_either_side_of_the_limit(limit):
 
 
 @pytest.mark.parametrize("limit", [10, 10**6])
-def test_services_that_arrive_in_parts_are_rendered_once_if_the_totals_are_given(limit):
+def test_services_that_arrive_in_parts_are_rendered_once_if_the_size_is_given(limit):
     state, rendering = full_state(40), Counting()
     settings = SETTINGS._replace(large_cluster_endpoints=limit)
     tables = DesiredTables(rendering, settings)
-    totals = Totals(sum(count_endpoints(state, service, "IPv4") for service in state.services))
+    size = sum(count_endpoints(state, service, "IPv4") for service in state.services)
     services = sorted(state.services)
     for start in range(0, len(services), 7):
-        apply(tables, state, services[start : start + 7], totals)
+        apply(tables, state, services[start : start + 7], size)
     assert set(rendering.rendered.values()) == {1}
     tables.pop_changes()
     assert tables.desired == IptablesRendering().desired_tables(all_service_ports(state, CONTEXT), settings)

@@ -16,7 +16,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired import DesiredTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import OVER_NFTABLES
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.rendering import Totals
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import LISTENERS, ListenerKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortInfo
@@ -78,7 +77,7 @@ FIELDS = st.fixed_dictionaries(
 @pytest.mark.parametrize("rendering", RENDERINGS, ids=["iptables", "ipvs", "nftables", "userspace", "ipvs-nftables"])
 def test_the_tables_of_the_agent_and_of_a_run_are_equal(rendering: Any, versions: Sequence[Dict[str, Any]]) -> None:
     followed = DesiredTables(rendering, SETTINGS)
-    context = rendering.context(SETTINGS, rendering.options(SETTINGS, Totals()))
+    context = rendering.context(rendering.at_size(SETTINGS, 0))
     for fields in versions:
         ports = ports_of(**fields)
         followed.apply({NAME: ports}, lambda _service: ())

@@ -21,7 +21,6 @@ from ...convergence.schedulers import requested, with_schedulers
 from ...kernel.nftables.parts import ELEMENTS_OF_PART
 from ...kernel.xtables.variant import XtablesVariant
 from ...rendering.desired import DesiredTables
-from ...rendering.rendering import Totals
 from ...rendering.served import served_cluster_ips
 from ...rendering.settings import DataplaneSettings
 from ...rendering.slot_limit import SlotLimit
@@ -152,39 +151,39 @@ class Proxier(SyncedTables):
         self,
         state: ClusterState,
         services: Iterable[NamespacedName],
-        totals: Optional[Totals] = None,
+        size: Optional[int] = None,
         steps: Steps = NO_STEPS,
     ) -> None:
         """Bring the desired tables up to date with these Services, and those that failed; the kernel is not changed.
 
-        ``totals``: as for :meth:`.rendering.desired.DesiredTables.apply`. ``steps``: of the Services of which only some
-        ports are brought up to date.
+        ``size``: the ``endpoints`` of :meth:`.rendering.desired.DesiredTables.apply`. ``steps``: of the Services of
+        which only some ports are brought up to date.
         """
         chosen = list(services)
         if self.failures:
             failed = [NamespacedName(key.namespace, key.name) for key in self.failures]
             chosen += set(failed).difference(chosen)
         try:
-            self._apply(state, chosen, totals, steps)
+            self._apply(state, chosen, size, steps)
         except NOT_OF_ONE_OBJECT:
             raise
         except Exception:
-            self._apply_each(state, chosen, totals)
+            self._apply_each(state, chosen, size)
         self.rendered = True
 
-    def _apply_each(self, state: ClusterState, services: Sequence[NamespacedName], totals: Optional[Totals]) -> None:
+    def _apply_each(self, state: ClusterState, services: Sequence[NamespacedName], size: Optional[int]) -> None:
         """Apply Services one after the other, because one of them raises an exception."""
         for number, service in enumerate(services):
             if number % _SERVICES_BETWEEN_PROGRESS == 0:
                 self.progress()
             try:
-                self._apply(state, [service], totals, NO_STEPS)
+                self._apply(state, [service], size, NO_STEPS)
             except Exception as error:
                 if not self._failed(service, error):
                     raise
 
     def _apply(
-        self, state: ClusterState, services: Iterable[NamespacedName], totals: Optional[Totals], steps: Steps
+        self, state: ClusterState, services: Iterable[NamespacedName], size: Optional[int], steps: Steps
     ) -> None:
         ports: Dict[NamespacedName, Sequence[ServicePortInfo]] = {}
         endpoints = 0
@@ -209,7 +208,7 @@ class Proxier(SyncedTables):
         self._find_schedulers([info for found in ports.values() for info in found])
         context = self.context.node
         kept = self._steps.kept(ports, steps, self.summaries)
-        self.tables.apply(ports, lambda name: tuple(map(applied, service_ports_of(state, name, context))), totals, kept)
+        self.tables.apply(ports, lambda name: tuple(map(applied, service_ports_of(state, name, context))), size, kept)
         for service, found in ports.items():
             step = steps.get(service, WHOLE)
             if not step.begins:
@@ -267,14 +266,14 @@ class Proxier(SyncedTables):
         self._asked |= new
         self.tables.follow(self.settings)
 
-    def totals(self, state: ClusterState) -> Totals:
-        """Return the totals over all Services of the family, without computing any ServicePort.
+    def size(self, state: ClusterState) -> int:
+        """Return the number of endpoints of all Services of the family, without computing any ServicePort.
 
-        In a mode whose options do not depend on them nothing is counted.
+        In a mode that does not depend on it nothing is counted.
         """
-        if not self.mode.rendering.options_need_totals:
-            return Totals()
-        return Totals(sum(self._count_endpoints(state, service) or 0 for service in state.services))
+        if not self.mode.rendering.counts_endpoints:
+            return 0
+        return sum(self._count_endpoints(state, service) or 0 for service in state.services)
 
     def _count_endpoints(self, state: ClusterState, service: NamespacedName) -> Optional[int]:
         node = self.context.node

@@ -174,12 +174,12 @@ class Syncer:
         """
         started = time.monotonic()
         state = self.view.state
-        totals = {proxier.family: proxier.totals(state) for proxier in proxiers.families}
+        sizes = {proxier.family: proxier.size(state) for proxier in proxiers.families}
         for number, batch in enumerate(cold_batches(services, proxiers.mode.cold_batch, begun)):
             for proxier in proxiers.families:
                 began = time.monotonic()
                 try:
-                    proxier.apply_services(state, batch, totals[proxier.family])
+                    proxier.apply_services(state, batch, sizes[proxier.family])
                     self.tables.apply(proxier, full=number == 0)
                 except ProxyError as error:
                     self._log.error("sync failed", family=proxier.family, kind=COLD, error=error)

@@ -7,25 +7,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from itertools import chain as concatenated
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Tuple
 
 from ...base.addresses import IPV6
 from ...resources import ABSENT
 from ...serviceports.info import ServicePortInfo
 from ..merged import Entry, Journal, MergedTables
-from ..rendering import Derivation, Options, Rendering, Tables, Totals
+from ..rendering import Derivation, Rendering, Tables
 from ..settings import Arrival, DataplaneSettings
 from .fixed import KUBE_FIREWALL, SERVICES, SHARED_CHAINS, fixed_chains, jumps, martian_rules, node_port_rules
 from .reached import rules_for
 from .services import service_port_entries
 from .tables import CHAINS, FRAGMENTS, PRESENT, ChainKey, Fragment, JumpKey, Place, Rules, whole_text
-
-
-class IptablesContext(NamedTuple):
-    """Settings of the family. ``comments``: whether rules for a single endpoint have a comment."""
-
-    settings: DataplaneSettings
-    comments: bool
 
 
 class _SharedChain:
@@ -76,42 +69,41 @@ class SharedChains(Derivation):
             merged.put(CHAINS, key, self._chains[key].rules())
 
 
-class IptablesRendering(Rendering[IptablesContext]):
+class IptablesRendering(Rendering[DataplaneSettings]):
     """One table, ``chains``: ``ChainKey`` to its rules or PRESENT, and ``JumpKey`` to 1."""
 
     name = "iptables"
     tables = (CHAINS,)
     parts = (FRAGMENTS,)
-    options_need_totals = True
+    counts_endpoints = True
     closes_cluster_ips = False
 
-    def options(self, settings: DataplaneSettings, totals: Totals) -> Options:
+    def at_size(self, settings: DataplaneSettings, endpoints: int) -> DataplaneSettings:
         """Omit the comments of per-endpoint rules above ``large_cluster_endpoints`` endpoints, as kube-proxy does."""
-        return Options(endpoint_comments=totals.endpoints <= settings.large_cluster_endpoints)
+        return settings._replace(endpoint_comments=endpoints <= settings.large_cluster_endpoints)
 
-    def context(self, settings: DataplaneSettings, options: Options) -> IptablesContext:
+    def context(self, settings: DataplaneSettings) -> DataplaneSettings:
         """See the base class."""
-        return IptablesContext(settings, options.endpoint_comments)
+        return settings
 
-    def static_entries(self, context: IptablesContext) -> List[Entry]:
+    def static_entries(self, context: DataplaneSettings) -> List[Entry]:
         """Return the fixed chains, the empty shared chains, the end of KUBE-SERVICES, and the jump rules.
 
         Of KUBE-FIREWALL only the existence matters where its rules belong to kubelet.
         """
-        settings = context.settings
-        entries: List[Entry] = [(CHAINS, chain, rules) for chain, rules in fixed_chains(settings).items()]
-        if martian_rules(settings) is None:
+        entries: List[Entry] = [(CHAINS, chain, rules) for chain, rules in fixed_chains(context).items()]
+        if martian_rules(context) is None:
             entries.append((CHAINS, KUBE_FIREWALL, PRESENT))
         entries += [(CHAINS, key, 1) for key in jumps()]
         entries += [(FRAGMENTS, Fragment(chain, 0, None), ()) for chain in SHARED_CHAINS]
-        entries.append((FRAGMENTS, Fragment(SERVICES, 2, None), node_port_rules(settings)))
+        entries.append((FRAGMENTS, Fragment(SERVICES, 2, None), node_port_rules(context)))
         return entries
 
-    def entries(self, service_port: ServicePortInfo, context: IptablesContext) -> List[Entry]:
+    def entries(self, service_port: ServicePortInfo, context: DataplaneSettings) -> List[Entry]:
         """See the base class."""
-        return service_port_entries(service_port, context.settings, context.comments)
+        return service_port_entries(service_port, context)
 
-    def derivation(self, context: IptablesContext) -> SharedChains:
+    def derivation(self, context: DataplaneSettings) -> SharedChains:
         """See the base class."""
         return SharedChains()
 

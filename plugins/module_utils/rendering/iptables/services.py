@@ -50,10 +50,9 @@ def _source_match(network: Network) -> str:
 class _ServicePortRules:
     """Collects the contribution of one ServicePort; the attributes are kube-proxy's decisions for it."""
 
-    def __init__(self, info: ServicePortInfo, settings: DataplaneSettings, comments: bool) -> None:
+    def __init__(self, info: ServicePortInfo, settings: DataplaneSettings) -> None:
         self.info = info
         self.settings = settings
-        self.comments = comments
         self.name = str(info.key)
         self.protocol = info.protocol
         digest = hash16(self.name + self.protocol)
@@ -240,7 +239,10 @@ class _ServicePortRules:
     def balancing_rules(self, endpoints: Sequence[Endpoint]) -> List[str]:
         """Return the affinity rules, then one rule per endpoint with its probability among the endpoints left."""
         named = [
-            (f"{comment(f'{self.name} -> {endpoint.text}')} " if self.comments else "", self.endpoint_chain(endpoint))
+            (
+                f"{comment(f'{self.name} -> {endpoint.text}')} " if self.settings.endpoint_comments else "",
+                self.endpoint_chain(endpoint),
+            )
             for endpoint in endpoints
         ]
         rules: List[str] = []
@@ -259,7 +261,7 @@ class _ServicePortRules:
 
     def endpoint_rules(self, endpoint: Endpoint, chain: str) -> List[str]:
         """Return the rules that masquerade traffic of an endpoint to itself, then DNAT."""
-        text = f"{comment(self.name)} " if self.comments else ""
+        text = f"{comment(self.name)} " if self.settings.endpoint_comments else ""
         affinity = self.recent("--set", chain) if self.info.affinity_seconds else ""
         return [
             f"-s {endpoint.ip}{self.host} {text}-j KUBE-MARK-MASQ",
@@ -285,13 +287,12 @@ class _ServicePortRules:
             self.add_chain(chain, self.endpoint_rules(endpoint, chain))
 
 
-def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings, comments: bool) -> List[Entry]:
+def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> List[Entry]:
     """Return the contribution of one ServicePort: fragments of shared chains, and its own chains.
 
-    ``comments``: False in a large cluster, where rules for a single endpoint have no comment. Raises
-    ConfigurationError for an invalid detector of local traffic.
+    Raises ConfigurationError for an invalid detector of local traffic.
     """
-    rules = _ServicePortRules(info, settings, comments)
+    rules = _ServicePortRules(info, settings)
     rules.dispatch()
     rules.own_chains()
     fragments: List[Entry] = [

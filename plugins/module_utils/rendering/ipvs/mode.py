@@ -13,7 +13,7 @@ from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.weights import risen, shares
 from ..iptables.tables import CHAINS
 from ..merged import Entry
-from ..rendering import Derivation, Options, Rendering
+from ..rendering import Derivation, Rendering
 from ..settings import Arrival, Client, DataplaneSettings, Masquerade, Shares, masquerade_external, masquerade_internal
 from . import text
 from .entries import INSIDE, OUTSIDE, IpvsFacts, endpoint_lists, ipvs_facts, is_node_address
@@ -60,7 +60,7 @@ class IpvsRendering(Rendering[IpvsContext]):
         addresses = tuple(("", address) for address in sorted(owned))
         return super().settings_in_use(settings)._replace(node_addresses=addresses)
 
-    def context(self, settings: DataplaneSettings, options: Options) -> IpvsContext:
+    def context(self, settings: DataplaneSettings) -> IpvsContext:
         """See the base class."""
         return IpvsContext(settings, ipvs_facts(settings))
 

@@ -17,7 +17,7 @@ from ...base.addresses import IPV6
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.weights import slots
 from ..merged import Entry
-from ..rendering import Options, Rendering
+from ..rendering import Rendering
 from ..settings import Arrival, Client, DataplaneSettings, Shares
 from . import balancing, hashing, layout, traffic
 from .affinity import AffinityChains
@@ -209,7 +209,7 @@ class NftablesRendering(Rendering[DataplaneSettings]):
     most_lists = hashing.MOST_LISTS
     most_lists_of_service = hashing.MOST_LISTS_OF_SERVICE
 
-    def context(self, settings: DataplaneSettings, options: Options) -> DataplaneSettings:
+    def context(self, settings: DataplaneSettings) -> DataplaneSettings:
         """See the base class."""
         return settings
 

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ...serviceports.info import ServicePortInfo
 from ..merged import Entry
-from ..rendering import Derivation, Options, Rendering, Totals
+from ..rendering import Derivation, Rendering
 from ..settings import Arrival, DataplaneSettings
 from .mode import RENDERING, ListenerAddresses, listener_addresses, localhost_entries
 from .model import ADDRESSES, LISTENERS
@@ -40,11 +40,11 @@ class RenderingWithListeners(Rendering[Contexts]):
         self.tables = (*main.tables, LISTENERS) if self.has_device else (*RENDERING.tables, *main.tables)
         self.parts = main.parts
         self.most_lists, self.most_lists_of_service = main.most_lists, main.most_lists_of_service
-        self.options_need_totals = main.options_need_totals
+        self.counts_endpoints = main.counts_endpoints
 
-    def options(self, settings: DataplaneSettings, totals: Totals) -> Options:
+    def at_size(self, settings: DataplaneSettings, endpoints: int) -> DataplaneSettings:
         """See the base class."""
-        return self._main.options(settings, totals)
+        return self._main.at_size(settings, endpoints)
 
     def settings_in_use(self, settings: DataplaneSettings) -> DataplaneSettings:
         """See the base class. userspace mode uses all addresses of the node, on which the other mode may not depend."""
@@ -53,9 +53,9 @@ class RenderingWithListeners(Rendering[Contexts]):
             node_addresses=forwarded.node_addresses, node_port_addresses=forwarded.node_port_addresses
         )
 
-    def context(self, settings: DataplaneSettings, options: Options) -> Contexts:
+    def context(self, settings: DataplaneSettings) -> Contexts:
         """See the base class."""
-        return Contexts(self._main.context(settings, options), listener_addresses(settings))
+        return Contexts(self._main.context(settings), listener_addresses(settings))
 
     def static_entries(self, context: Contexts) -> List[Entry]:
         """Return the static entries of the other mode, and the device if it has none."""

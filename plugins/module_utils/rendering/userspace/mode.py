@@ -13,7 +13,7 @@ from ...serviceports.weights import slots
 from ..ipvs.entries import is_bindable, is_real_server
 from ..ipvs.text import address_line, device_line, ip_batch_text
 from ..merged import Entry
-from ..rendering import Options, Rendering
+from ..rendering import Rendering
 from ..settings import Arrival, Client, DataplaneSettings, Masquerade
 from .model import ADDRESSES, DEVICE, DEVICES, LISTENERS, TCP, UDP, Listener, ListenerKey, listener_line
 
@@ -149,7 +149,7 @@ class UserspaceRendering(Rendering[ListenerAddresses]):
         owned = tuple(("", address) for address in sorted(listener_addresses(settings).owned))
         return settings._replace(node_addresses=owned, node_port_addresses=chosen)
 
-    def context(self, settings: DataplaneSettings, options: Options) -> ListenerAddresses:
+    def context(self, settings: DataplaneSettings) -> ListenerAddresses:
         """See the base class."""
         return listener_addresses(settings)
 
