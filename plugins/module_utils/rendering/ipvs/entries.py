@@ -86,19 +86,15 @@ _WITHOUT_NEW = RealServer(0)
 
 
 class IpvsFacts(NamedTuple):
-    """The facts that ServicePorts need from the settings, computed once.
+    """The settings, and the facts that ServicePorts need from them, computed once.
 
     ``owned``: addresses that other interfaces of the node have; they are not bound to the dummy device. ``node_ips``:
-    the addresses on which node ports answer. ``scheduler``: the node's; ``schedulers``: others that can be used.
+    the addresses on which node ports answer.
     """
 
-    family: str
-    scheduler: str
+    settings: DataplaneSettings
     owned: FrozenSet[str]
     node_ips: Tuple[str, ...]
-    node_ip: str
-    behaviour: Behaviour
-    schedulers: FrozenSet[str] = frozenset()
 
 
 def is_bindable(address: str) -> bool:
@@ -132,15 +128,7 @@ def ipvs_facts(settings: DataplaneSettings) -> IpvsFacts:
         network is not None and network.prefix_length == 0 for network in map(parse_network, settings.node_port_cidrs)
     )
     node_ips = [ip for ip in settings.node_port_addresses if not is_loopback(ip)] if restricted else owned
-    return IpvsFacts(
-        settings.family,
-        settings.scheduler,
-        frozenset(owned),
-        tuple(dict.fromkeys(node_ips)),
-        settings.node_ip,
-        settings.behaviour,
-        settings.schedulers,
-    )
+    return IpvsFacts(settings, frozenset(owned), tuple(dict.fromkeys(node_ips)))
 
 
 class Contribution(ABC):
@@ -150,10 +138,12 @@ class Contribution(ABC):
         self.info = info
         self.facts = facts
         self.entries: List[Entry] = []
-        self.lists = endpoint_lists(info, facts.behaviour)
-        fallback = facts.behaviour.hashing_falls_back
-        self._settings = schedule(info, facts.scheduler, facts.schedulers, falls_back=fallback).server
-        self._kept = [endpoint for endpoint in info.endpoints if keeps_flows(info, endpoint, facts.behaviour)]
+        settings = facts.settings
+        self.behaviour = settings.behaviour
+        self.lists = endpoint_lists(info, self.behaviour)
+        fallback = self.behaviour.hashing_falls_back
+        self._settings = schedule(info, settings.scheduler, settings.schedulers, falls_back=fallback).server
+        self._kept = [endpoint for endpoint in info.endpoints if keeps_flows(info, endpoint, self.behaviour)]
 
     def add_all(self) -> List[Entry]:
         """Add all entries and return them."""
@@ -225,7 +215,7 @@ class Contribution(ABC):
     def allows_node(self, sources: Sequence[str]) -> bool:
         """Return whether one of the ranges contains the node's IP."""
         networks = map(parse_network, sources)
-        return any(network is not None and network.contains(self.facts.node_ip) for network in networks)
+        return any(network is not None and network.contains(self.facts.settings.node_ip) for network in networks)
 
     def _bind(self, address: str) -> None:
         is_taken = address in self.facts.owned or address in self.info.unbound

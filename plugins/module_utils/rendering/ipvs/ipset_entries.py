@@ -70,7 +70,7 @@ class IpsetContribution(Contribution):
             self._element(sets.LOAD_BALANCER_SOURCE_CIDR, f"{element},{_element_network(text)}")
         if self.allows_node(sources):
             self._element(sets.LOAD_BALANCER_SOURCE_IP, f"{element},{address}")
-        elif not self.facts.behaviour.ranges_hold_for_node:
+        elif not self.behaviour.ranges_hold_for_node:
             self.add(FIREWALLED, FirewalledPort(address, self.info.protocol, number), True)
 
 

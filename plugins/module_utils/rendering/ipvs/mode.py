@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Sequence, Tuple
 
 from ...base.addresses import family_of
 from ...base.ipvs_schedulers import scheduler_of
@@ -24,20 +24,13 @@ from .nftables_filter_backend import NFTABLES_FILTER_BACKEND
 from .scheduling import hashed_by, requested_schedulers, schedule
 
 
-class IpvsContext(NamedTuple):
-    """Settings of the family, and the facts that ServicePorts need from them."""
-
-    settings: DataplaneSettings
-    facts: IpvsFacts
-
-
 def _is_redirected(info: ServicePortInfo, client: Client, settings: DataplaneSettings) -> bool:
     """Return whether external connections of a client are sent to the cluster IP."""
     redirected = endpoint_lists(info, settings.behaviour).redirected
     return bool(redirected) and (redirected == INSIDE) == client.is_inside
 
 
-class IpvsRendering(Rendering[IpvsContext]):
+class IpvsRendering(Rendering[IpvsFacts]):
     """The tables of ipvs mode.
 
     devices: name to kind; addresses: address to True; virtual_servers: VirtualServerKey to VirtualServer; real_servers:
@@ -60,17 +53,17 @@ class IpvsRendering(Rendering[IpvsContext]):
         addresses = tuple(("", address) for address in sorted(owned))
         return super().settings_in_use(settings)._replace(node_addresses=addresses)
 
-    def context(self, settings: DataplaneSettings) -> IpvsContext:
+    def context(self, settings: DataplaneSettings) -> IpvsFacts:
         """See the base class."""
-        return IpvsContext(settings, ipvs_facts(settings))
+        return ipvs_facts(settings)
 
-    def static_entries(self, context: IpvsContext) -> List[Entry]:
+    def static_entries(self, context: IpvsFacts) -> List[Entry]:
         """Return the dummy device, and the entries of the filter backend that exist without any Service."""
         return [(DEVICES, DEVICE, "dummy"), *self.filter_backend.static_entries(context.settings)]
 
-    def entries(self, service_port: ServicePortInfo, context: IpvsContext) -> List[Entry]:
+    def entries(self, service_port: ServicePortInfo, context: IpvsFacts) -> List[Entry]:
         """See the base class."""
-        return self.filter_backend.contribution(service_port, context.facts).add_all()
+        return self.filter_backend.contribution(service_port, context).add_all()
 
     def endpoints(
         self, service_port: ServicePortInfo, external: bool, settings: DataplaneSettings
@@ -153,7 +146,7 @@ class IpvsRendering(Rendering[IpvsContext]):
         """See the base class."""
         return settings.behaviour.local_means_local
 
-    def derivation(self, context: IpvsContext) -> Derivation:
+    def derivation(self, context: IpvsFacts) -> Derivation:
         """See the base class."""
         return self.filter_backend.derivation(context.settings)
 

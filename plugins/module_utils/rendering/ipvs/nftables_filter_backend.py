@@ -68,12 +68,10 @@ class NftablesContribution(Contribution):
 
     def restrict(self, address: str, number: int, sources: Sequence[str]) -> None:
         """See the base class."""
-        own, frontend = address_key(address), self._frontend(address, number)
-        found = restrict(
-            self.info.family, SERVICE_KEY, keys=[frontend], sources=sources, own=[own], node_ip=self.facts.node_ip
-        )
+        own, frontend, node_ip = address_key(address), self._frontend(address, number), self.facts.settings.node_ip
+        found = restrict(self.info.family, SERVICE_KEY, keys=[frontend], sources=sources, own=[own], node_ip=node_ip)
         self.entries += [(layout.RESOURCE, key, value) for _table, key, value in found]
-        if not self.allows_node(sources) and not self.facts.behaviour.ranges_hold_for_node:
+        if not self.allows_node(sources) and not self.behaviour.ranges_hold_for_node:
             self._element(layout.FIREWALLED_FOR_NODE, own + frontend)
 
 
