@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
-from ...base.errors import ProxyError
 from ...configuration.model import KubeProxyConfiguration
 from ...kernel.xtables.nfacct import make_nfacct_counters, nfacct_packets, usable_nfacct_counters
 from ...kernel.xtables.recent import last_seen
@@ -25,7 +24,7 @@ from ...serviceports.info import ServicePortInfo
 from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
 from ..live import Flow, Remembered
-from .mode import Families, Mode, Subsystems
+from .mode import Families, Mode, Refusals, Subsystems
 from .stages.chains import chain_stages, xtables_families
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ class IptablesMode(Mode):
 
     rendering = RENDERING
     subsystems = Subsystems(chains=True)
+    refusals = Refusals(RestoreError, ("iptables_restore_failures", "iptables_partial_restore_failures"))
     needs = ModeNeeds("iptables", extensions=IPTABLES_EXTENSIONS)
     uncounted = "iptables mode counts connections only: no rule sees their other packets"
     # iptables-restore takes as long for a few chains as for all.
@@ -98,12 +98,6 @@ class IptablesMode(Mode):
             if key.table in counts and isinstance(rules, tuple):
                 counts[key.table] += len(rules)
         return counts
-
-    def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
-        """Count transactions that iptables-restore refused."""
-        if not isinstance(error, RestoreError):
-            return ()
-        return ("iptables_restore_failures", *(("iptables_partial_restore_failures",) if partial else ()))
 
 
 IPTABLES_MODE = IptablesMode()

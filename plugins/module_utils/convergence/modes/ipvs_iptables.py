@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Iterable, List, Sequence, Tuple
+from typing import Iterable, List, Sequence
 
-from ...base.errors import ProxyError
 from ...kernel.xtables.restore import RestoreError
 from ...preflight.check import ModeNeeds
 from ...preflight.features import IPVS_EXTENSIONS
@@ -21,7 +20,7 @@ from ...resources import Stage
 from ..family import FamilyContext, FamilyServices, FamilyTables
 from ..handles import KernelHandles
 from .ipvs import IpvsMode
-from .mode import Families, Subsystems
+from .mode import Families, Refusals, Subsystems
 from .stages.chains import chain_stages, iptables_remainder_stages, xtables_families
 from .stages.ipvs_filter_backend import set_resources, unloaded_set_resources
 from .stages.still_connected import replaces_iptables_mode
@@ -32,6 +31,7 @@ class IpvsWithIptables(IpvsMode):
 
     rendering = RENDERING
     filter_backend = RENDERING.filter_backend.name
+    refusals = Refusals(RestoreError, ("iptables_restore_failures",))
     subsystems = Subsystems(chains=True, ipvs=True, ipsets=True, device=ipvs.DEVICE)
     needs = ModeNeeds("ipvs", extensions=IPVS_EXTENSIONS, ipvs=True, ipsets=True)
 
@@ -64,10 +64,6 @@ class IpvsWithIptables(IpvsMode):
     def extra_stages(self, families: Sequence[FamilyContext]) -> List[Stage]:
         """Return the stages that remove what only iptables mode has."""
         return iptables_remainder_stages(families)
-
-    def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
-        """Count transactions that iptables-restore refused."""
-        return ("iptables_restore_failures",) if isinstance(error, RestoreError) else ()
 
 
 IPVS_MODE = IpvsWithIptables()

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from typing import List, Tuple
+from typing import List
 
-from ...base.errors import ProxyError
 from ...kernel.nftables.resource import TransactionRefused
 from ...kernel.rtnetlink.links import AddressesResource
 from ...preflight.check import ModeNeeds
@@ -18,7 +17,7 @@ from ...resources import Stage, UnloadedResource
 from ..family import FamilyTables
 from ..handles import KernelHandles
 from .ipvs import IpvsMode
-from .mode import Subsystems
+from .mode import Refusals, Subsystems
 from .stages.ipvs import after_servers
 from .validated import TableNeeds, ValidatedMode
 
@@ -29,6 +28,7 @@ class IpvsWithNftables(ValidatedMode, IpvsMode):
     rendering = OVER_NFTABLES
     table = TableNeeds(RESOURCE, IPVS_TABLE, "ipvs mode with the filter backend nftables")
     filter_backend = OVER_NFTABLES.filter_backend.name
+    refusals = Refusals(TransactionRefused, ("nftables_sync_failures",))
     subsystems = Subsystems(ipvs=True, ipvs_table=True, device=ipvs.DEVICE)
     # As for nftables mode.
     needs = ModeNeeds("ipvs", kernel=(5, 13, 0), ipvs=True, filter_backend=OVER_NFTABLES.filter_backend.name)
@@ -43,10 +43,6 @@ class IpvsWithNftables(ValidatedMode, IpvsMode):
         table = handles.ipvs_table(context.family)
         late = after_servers(AddressesResource(handles.route, context.family))
         return [Stage(table if loaded else UnloadedResource.instead_of(table), tables[RESOURCE], postponed=late)]
-
-    def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
-        """Count transactions that the kernel refused."""
-        return ("nftables_sync_failures",) if isinstance(error, TransactionRefused) else ()
 
 
 IPVS_WITH_NFTABLES = IpvsWithNftables()

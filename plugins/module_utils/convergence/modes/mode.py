@@ -10,7 +10,7 @@ watches and measures it. :mod:`.choose` selects the object by the name in the co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 from ...base.errors import ProxyError
 from ...configuration.model import KubeProxyConfiguration
@@ -67,6 +67,16 @@ class Deprecation(NamedTuple):
 
     reason: Reason
     note: str
+
+
+class Refusals(NamedTuple):
+    """The error of a refused transaction, and the attribute names of the agent's counters of them.
+
+    The first one counts those of all syncs, the second one, where there is one, those of partial syncs.
+    """
+
+    error: Type[ProxyError]
+    counters: Tuple[str, ...] = ()
 
 
 class Adjustments:
@@ -128,6 +138,8 @@ class Mode:
     deprecation: Optional[Deprecation] = None
     #: In ipvs mode, the subsystem of its packet filter.
     filter_backend: str = ""
+    #: How the agent counts transactions that the kernel, or iptables-restore, refused.
+    refusals: Refusals = Refusals(ProxyError)
 
     @property
     def name(self) -> str:
@@ -214,4 +226,4 @@ class Mode:
 
     def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
         """Return the attribute names of the agent's counters for a failed sync. ``partial``: it was a partial sync."""
-        return ()
+        return self.refusals.counters[: 1 + partial] if isinstance(error, self.refusals.error) else ()

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterable, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, List, Mapping, Sequence
 
-from ...base.errors import KernelError, ProxyError
+from ...base.errors import KernelError
 from ...configuration.model import KubeProxyConfiguration
 from ...kernel.netlink.protocol import NETLINK_NETFILTER
 from ...kernel.netlink.socket import NetlinkSocket
@@ -22,7 +22,7 @@ from ...serviceports.info import ServicePortInfo
 from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
 from ..live import Flow, Remembered
-from .mode import Subsystems
+from .mode import Refusals, Subsystems
 from .validated import TableNeeds, ValidatedMode
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class NftablesMode(ValidatedMode):
     rendering = RENDERING
     table = TableNeeds(RESOURCE, SERVICES_TABLE, "nftables mode")
     subsystems = Subsystems(nftables=True)
+    refusals = Refusals(KernelError, ("nftables_sync_failures",))
     uncounted = (
         "nftables mode counts connections where traffic.countConnections is true, and packets and bytes, of Services "
         "but not of endpoints, where traffic.countBytes is"
@@ -81,10 +82,6 @@ class NftablesMode(ValidatedMode):
             LOCALHOST_UNOPENED: {(family,): failed for family, (_number, failed) in sockets.items()},
             LOCALHOST_COUNTS: refused_at_loopback(families),
         }
-
-    def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
-        """Count transactions that the kernel refused."""
-        return ("nftables_sync_failures",) if isinstance(error, KernelError) else ()
 
 
 NFTABLES_MODE = NftablesMode()
