@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The program that converges a node at boot to its last state, before its network, its agent or kubelet start.
+"""The program that converges a node at boot to its last state, before its agent or kubelet start.
 
 It needs no API server, no network and no Python package. What cannot be restored leaves the node as a fresh one: the
 exit status is always 0, so that nothing waits for it in vain, and one line says why.
@@ -140,29 +140,24 @@ def restore_at_boot(most_seconds: float) -> List[str]:
     ]
     if state.age > most_seconds:
         lines.append("warning: it is too old, so only the API server, DNS and static Services are served")
-    lines += [f"warning: {warning}" for warning in report.warnings]
+    warnings = list(report.warnings)
     try:
         boot_directory.discard_unconfirmed()
-    except KernelError as error:
-        lines.append(f"warning: {error}: a confirmation would let the next boot restore the change that has ended")
-    if state.settings.mode and not units.why_not_systemd():
-        command = [
-            sys.executable,
-            "-I",
-            "-B",
-            boot_directory.path_of(boot_directory.PROGRAM),
-            "--max-age",
-            str(most_seconds),
-        ]
-        first, *more = _AGAIN_SECONDS
-        units.start_timer(_AGAIN, first, "Look whether kube-proxy has returned", command, *more)
-    return lines
+        if state.settings.mode and not units.why_not_systemd():
+            program = boot_directory.path_of(boot_directory.PROGRAM)
+            command = [sys.executable, "-I", "-B", program, f"--max-age={most_seconds}"]
+            first, *more = _AGAIN_SECONDS
+            units.start_timer(_AGAIN, first, "Look whether kube-proxy has returned", command, *more)
+    except ProxyError as error:
+        warnings.append(str(error))
+    return lines + [f"warning: {warning}" for warning in warnings]
 
 
 def yield_to_kube_proxy() -> List[str]:
-    """Remove what was restored, and the state, if another service proxy serves this node by now. Raises ProxyError.
+    """Remove what was restored, and the state, if kube-proxy serves this node by now; return what was done.
 
-    While the node boots none can run, since kubelet starts it. An older state must not serve beside it.
+    While the node boots it cannot run, since kubelet starts it. An older state must not serve beside it. Raises
+    ProxyError.
     """
     state = boot_state.read()
     ignored = state.settings.ignore_findings if state is not None else ()
@@ -172,7 +167,11 @@ def yield_to_kube_proxy() -> List[str]:
     with ConvergenceLock(RUNTIME, _LOCK_SECONDS), KernelHandles() as handles:
         if not booted_from(RUNTIME):
             return [_CONVERGED]
-        planned = plan([*superseded_stages(mode_named(state.settings.mode), handles), *policy_removal_stages(handles)])
+        try:
+            stages = superseded_stages(mode_named(state.settings.mode), handles)
+            planned = plan([*stages, *policy_removal_stages(handles)])
+        except KernelError as error:
+            return [f"{found[0].what}, and what was restored stays until it serves: {error}"]
         apply_plan(planned)
         boot_directory.forget()
         forget(RUNTIME)
