@@ -150,10 +150,11 @@ def test_a_rollback_brings_back_the_state_of_its_time(tmp_path) -> None:
     os.utime(boot_directory.path_of("state.json.gz"), (5, 5))
     boot_directory.copy_to(copies[1])
     _keep(_service("new", "10.96.0.11", []))
-    boot_directory.restore_from(copies[1])
+    assert boot_directory.restore_from(copies[1])
     # It is as old as it was.
     assert "web" in _served(_read(), 1e12) and _read().renewed == 5
-    boot_directory.restore_from(copies[0])
+    # The rollback warns of it.
+    assert not boot_directory.restore_from(copies[0])
     assert boot_state.read() is None
     # It can be undone as well.
     boot_directory.restore_from(copies[1])
