@@ -81,7 +81,7 @@ VARIABLES = (
         ("migrate",),
         "",
         "The mode of kube-proxy, to which hosts are converged before they are given back; by default that of its "
-        "ConfigMap.",
+        "ConfigMap. Required to give hosts back without one.",
     ),
     PlaybookVariable("migrate_kube_proxy_name", _REMOVING, "kube-proxy", "Name of kube-proxy's DaemonSet."),
     PlaybookVariable("migrate_kube_proxy_namespace", _REMOVING, "kube-system", "Its namespace."),
