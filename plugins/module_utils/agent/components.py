@@ -23,7 +23,6 @@ from ..event_reasons import Reason
 from ..preflight.findings import KUBE_PROXY, OTHER_CLUSTER
 from .api.access import ApiAccess
 from .api.events import node_reference
-from .api.servers import ApiServers
 from .checks.checks import CheckFollower, Checks
 from .checks.prober import VerdictChange
 from .drain import Drain
@@ -91,13 +90,14 @@ class Components:
         self.forwarding = Forwarding(self.supervisor, self.timers, self.limited, self.clients, files)
         self.handles = KernelHandles(progress, self.forwarding)
         self.api = ApiAccess(
-            ApiServers(log),
             self._kubeconfig,
             options.token,
             of_node=lambda: bool(self.settings.followed_node),
             leave=self._leave,
             renamed=self.inbox.wake,
-            reports=self.reports,
+            metrics=self.metrics,
+            log=log,
+            limited=self.limited,
         )
         self.api.configure(loaded.node_proxy.api_servers)
         self.memory = MemoryBudget(

@@ -8,25 +8,9 @@ from __future__ import annotations
 import io
 from typing import Any, Callable, Optional
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.access import ApiAccess
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import ApiServers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.reports import Reports
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
-
-
-def access_to(servers: ApiServers, kubeconfig: Callable[[], str], stream: io.StringIO) -> ApiAccess:
-    """Return an agent's access to API servers without a token of its own, whose threads do not run."""
-    reports = reports_to(stream)
-    return ApiAccess(
-        servers,
-        kubeconfig,
-        "",
-        of_node=lambda: False,
-        leave=lambda _server: None,
-        renamed=lambda: None,
-        reports=reports,
-    )
 
 
 def reports_to(stream: Optional[io.StringIO] = None, post: Callable[..., Any] = lambda *event: None) -> Reports:

@@ -10,10 +10,11 @@ import json
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.access import ApiClients
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import ApiServers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
-from tests.unit.agent.reports_in_memory import access_to
 
 OWN, OTHER = "https://192.0.2.11:6443", "https://192.0.2.12:6443"
 
@@ -42,7 +43,7 @@ def setup(tmp_path):
         path = kubeconfig(tmp_path / "first", OWN)
         log = Log(stream)
         servers = ApiServers(log, choose=lambda candidates: candidates[0])
-        clients = access_to(servers, lambda: Setup.path, stream)
+        clients = ApiClients(servers, lambda: Setup.path, Metrics(), log)
 
         def connect(self):
             client = self.clients.connect(lambda _seconds: None)

@@ -14,9 +14,10 @@ import threading
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.access import TokenKeeper
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.access import ApiClients, TokenKeeper
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import ApiServers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.supervision import Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError, ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access import token_file
@@ -35,7 +36,6 @@ from tests.apiserver.accounts import Accounts, claims_of, sign
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
-from tests.unit.agent.reports_in_memory import access_to
 
 WHO = service_account.Account("kube-system", "kubenode-proxy")
 DAY = 86_400
@@ -170,7 +170,7 @@ def test_another_api_server_is_asked_after_one_that_fails(tmp_path, server, path
         kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", dead.url, certificates.authority, read_token(path))
         servers = ApiServers(Log(log), choose=lambda candidates: candidates[0])
         servers.configure([("127.0.0.1", int(good.url.rpartition(":")[2]))], True)
-        clients = access_to(servers, lambda: str(kubeconfig), log)
+        clients = ApiClients(servers, lambda: str(kubeconfig), Metrics(), Log(log))
         keeper = TokenKeeper(path, clients.connect, Log(log), lambda: server.now)
         before = read_token(path)
         server.now += 0.6 * DAY

@@ -19,9 +19,9 @@ from ...cluster.api.access.servers import ANSWER_SECONDS, CONNECT_SECONDS, Candi
 from ...cluster.api.access.token_renewal import CHECK_SECONDS, TokenRenewal
 from ...cluster.api.client import ApiClient
 from ...configuration.node_proxy import ApiServerSettings
-from ..reports import Reports
-from ..telemetry.log import Log
+from ..telemetry.log import LimitedLog, Log
 from ..telemetry.metric_tables import API_SERVERS
+from ..telemetry.metrics import Metrics
 from ..threads.supervision import Supervisor, Task
 from .events import EventPoster
 from .servers import ApiServers, ServerCheck, ServerNames
@@ -30,32 +30,25 @@ from .servers import ApiServers, ServerCheck, ServerNames
 class ApiAccess:
     """Creates the clients of all threads, and runs the threads that keep the access working and post Events.
 
-    Each warning about the credentials is logged once, and each API server is asked only once for selectors that it
-    does not support, however many clients are made.
-
-    ``kubeconfig`` returns the path of the file that is valid now, empty for the default. ``token``: the file with the
-    node's own token, empty if there is none. Called from other threads: ``of_node``, whether the account is that of a
-    Node; ``leave`` with the URL of a server that no longer answers, ``renamed`` when a server that is known by name has
-    a new address.
+    ``kubeconfig`` returns the path of the file that is valid now. ``token``: the file with the node's own token, empty
+    if there is none. Called from other threads: ``of_node``, whether the account is that of a Node; ``leave`` with the
+    URL of a server that no longer answers, ``renamed`` when a server that is known by name has a new address.
     """
 
     def __init__(
         self,
-        servers: ApiServers,
         kubeconfig: Callable[[], str],
         token: str,
         *,
         of_node: Callable[[], bool],
         leave: Callable[[str], None],
         renamed: Callable[[], None],
-        reports: Reports,
+        metrics: Metrics,
+        log: Log,
+        limited: LimitedLog,
     ) -> None:
-        self.servers = servers
-        self._kubeconfig = kubeconfig
-        log, limited, metrics, _post = reports
-        self._log, self._metrics = log, metrics
-        self._unsupported: Set[str] = set()
-        self._warnings: Set[str] = set()
+        self.servers = ApiServers(log)
+        self._clients = ApiClients(self.servers, kubeconfig, metrics, log)
         self.events = EventPoster(
             self.connect, os.uname().nodename, log=log, limited=limited, metrics=metrics, may_count=of_node
         )
@@ -68,32 +61,10 @@ class ApiAccess:
         metrics.on_scrape(API_SERVERS, lambda: {"known": self.servers.count(), "changes": self.servers.changes})
 
     def connect(self, expect: Expect, timeout: float = 30.0) -> ApiClient:
-        """Return a client of the server in use, for one thread; it calls ``expect`` with the seconds of each request.
-
-        Raises ConfigurationError or ApiError if the kubeconfig cannot be used.
-        """
-        server = self.servers.current()
-        client = ApiClient(
-            server.connection(self._kubeconfig() or None),
-            timeout,
-            unsupported=self._unsupported,
-            expect=expect,
-            observe=functools.partial(self._observe_request, server),
-            failed=functools.partial(self.servers.failed, server),
-            connect_timeout=min(timeout, CONNECT_SECONDS) if self.servers.several else None,
-        )
-        self.servers.opened(server, client.host)
-        for warning in client.warnings:
-            if warning not in self._warnings:
-                self._warnings.add(warning)
-                self._log.warning(warning)
+        """Return a client of the server in use; see :meth:`ApiClients.connect`."""
+        client = self._clients.connect(expect, timeout)
         self._names.follow()
         return client
-
-    def _observe_request(self, server: Candidate, method: str, host: str, code: str, seconds: Optional[float]) -> None:
-        self._metrics.observe_request(method, host, code, seconds)
-        if code.isdecimal() and int(code) < 500:
-            self.servers.answered(server)
 
     def configure(self, settings: ApiServerSettings) -> None:
         """Use the servers of this configuration."""
@@ -114,6 +85,49 @@ class ApiAccess:
         self._check.stop()
         self._names.stop()
         self.events.close()
+
+
+class ApiClients:
+    """Makes clients. ``kubeconfig`` returns the path of the file that is valid now, empty for the default.
+
+    Each warning about the credentials is logged once, and each API server is asked only once for selectors that it
+    does not support, however many clients are made.
+    """
+
+    def __init__(self, servers: ApiServers, kubeconfig: Callable[[], str], metrics: Metrics, log: Log) -> None:
+        self._servers = servers
+        self._kubeconfig = kubeconfig
+        self._metrics = metrics
+        self._log = log
+        self._unsupported: Set[str] = set()
+        self._warnings: Set[str] = set()
+
+    def connect(self, expect: Expect, timeout: float = 30.0) -> ApiClient:
+        """Return a client, for use by one thread; it calls ``expect`` with the seconds that each request may take.
+
+        Raises ConfigurationError or ApiError if the kubeconfig cannot be used.
+        """
+        server = self._servers.current()
+        client = ApiClient(
+            server.connection(self._kubeconfig() or None),
+            timeout,
+            unsupported=self._unsupported,
+            expect=expect,
+            observe=functools.partial(self._observe_request, server),
+            failed=functools.partial(self._servers.failed, server),
+            connect_timeout=min(timeout, CONNECT_SECONDS) if self._servers.several else None,
+        )
+        self._servers.opened(server, client.host)
+        for warning in client.warnings:
+            if warning not in self._warnings:
+                self._warnings.add(warning)
+                self._log.warning(warning)
+        return client
+
+    def _observe_request(self, server: Candidate, method: str, host: str, code: str, seconds: Optional[float]) -> None:
+        self._metrics.observe_request(method, host, code, seconds)
+        if code.isdecimal() and int(code) < 500:
+            self._servers.answered(server)
 
 
 class TokenKeeper(TokenRenewal):
