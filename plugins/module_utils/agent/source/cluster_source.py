@@ -1,7 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cluster as the agent follows it: a reflector for each collection, the view they fill, and the copy on disk."""
+"""The cluster as the agent follows it: a reflector for each collection, the view they fill, and the copy on disk.
+
+:class:`Origin` recognizes which cluster the node serves, so that the API server of another one never removes what is
+programmed.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,22 @@ import functools
 import random
 from typing import AbstractSet, Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Union
 
-from ...base.errors import Refusal
+from ...base.errors import ApiError, Refusal
 from ...base.progress import Progress, unheeded
 from ...cluster.api.client import ApiClient
+from ...cluster.api.errors import FORBIDDEN, ApiStatusError
 from ...cluster.api.resource_types import ENDPOINT_SLICES, NODES, OPTIONAL, SERVICE_CIDRS, SERVICES, ResourceType
-from ...cluster.model import NamespacedName
+from ...cluster.model import NamespacedName, Service
+from ...cluster.parsing.objects import ObjectKey
 from ...cluster.parsing.policy_objects import KEPT_KINDS
 from ...cluster.parsing.prune import prune
-from ...preflight.cluster_state import is_first
+from ...preflight.cluster_state import FIRST_SERVICES, is_first, origin_findings, origin_of
 from ..telemetry.log import Log
 from ..threads.supervision import Supervisor, Task
 from ..threads.timers import monotonic
 from .disk_copy import DiskCopy
-from .first_services import FirstObjects, FirstServices
+from .first_services import FirstObjects, FirstServices, usable
 from .known import Batch
-from .origin import Origin
 from .packed import parsed_items
 from .reflector import Reflector
 from .room import UNLIMITED, Room
@@ -50,6 +55,54 @@ LOOP_REQUEST_SECONDS = 5.0
 _KINDS = frozenset(resource.kind for resource in (SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS))
 _VITAL_KINDS = frozenset((SERVICES.kind, ENDPOINT_SLICES.kind))
 _OPTIONAL_KINDS = frozenset((NODES.kind, SERVICE_CIDRS.kind))
+
+
+class Origin:
+    """Recognizes the cluster that is served. All threads call :meth:`check`, and the main one :meth:`read` before.
+
+    ``services``: those known now. Before any is known, ``recorded`` identifies the cluster whose Services are
+    programmed; after a boot, the copy on disk of ``disk_copy`` has those of an earlier start.
+    """
+
+    def __init__(
+        self,
+        services: Callable[[], Mapping[NamespacedName, Service]],
+        disk_copy: DiskCopy,
+        recorded: Callable[[], Mapping[NamespacedName, str]],
+    ) -> None:
+        self._services = services
+        self._disk_copy = disk_copy
+        self._recorded = recorded
+        self._before: Mapping[NamespacedName, str] = {}
+
+    def read(self) -> None:
+        """Read the record of what is programmed, or without one the first Services of the copy on disk."""
+        self._before = self._recorded() or self._kept()
+
+    def _kept(self) -> Mapping[NamespacedName, str]:
+        keys = frozenset(ObjectKey(SERVICES.kind, *name) for name in FIRST_SERVICES)
+        values = [parsed.value for parsed, _item in parsed_items(self._disk_copy.earlier(keys))]
+        return origin_of({value.key: value for value in values if isinstance(value, Service)})
+
+    def check(self, client: ApiClient) -> None:
+        """Raise ApiError if the server is of another cluster, or cannot be asked; one request as a rule."""
+        known = origin_of(self._services()) or self._before
+        now: Dict[NamespacedName, str] = {}
+        for name in filter(known.__contains__, FIRST_SERVICES):
+            try:
+                path, field = SERVICES.in_namespace(name.namespace), f"metadata.name={name.name}"
+                items = client.list(path, field, "0", lambda raw: usable(raw, SERVICES.kind)).items
+            except ApiStatusError as error:
+                if error.code == FORBIDDEN:
+                    # The lists, which follow, report it.
+                    return
+                raise
+            if items:
+                now[name] = str(items[0]["metadata"].get("creationTimestamp"))
+            if now.get(name) == known[name]:
+                return
+        for finding in origin_findings(known, now):
+            raise ApiError(f"API server {client.host}: {finding} [{finding.name}]")
 
 
 class ClusterSource:

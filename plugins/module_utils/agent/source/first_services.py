@@ -15,8 +15,8 @@ from ...cluster.api.client import ApiClient
 from ...cluster.api.errors import ApiStatusError
 from ...cluster.api.resource_types import ENDPOINT_SLICES, NODES, SERVICES, ResourceType
 from ...cluster.model import NamespacedName
-from ...cluster.parsing.endpoint_slice import SERVICE_NAME_LABEL
 from ...cluster.parsing.prune import prune
+from ...cluster.parsing.service import SERVICE_NAME_LABEL
 from ...preflight.cluster_state import FIRST_SERVICES
 from .known import Batch, check_identity
 
