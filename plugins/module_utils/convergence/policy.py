@@ -20,9 +20,8 @@ from ..kernel.facts import interface_addresses, kernel_release
 from ..kernel.modules.modules import asking_loads
 from ..kernel.nftables.features import has_bridge_family
 from ..kernel.pod_links import PodLinks
-from ..networkpolicy.coverage import unselected_pods, unused_policies
 from ..networkpolicy.matching.owners import Address, AddressOwners, counts
-from ..networkpolicy.node_policy import NodePolicy
+from ..networkpolicy.node_policy import NodePolicy, unselected_pods, unused_policies
 from ..networkpolicy.rows import (
     BOUND,
     BRIDGED,

@@ -4,12 +4,13 @@
 """The policies of one node within a budget: those that fit into the table; the others are refused by name.
 
 :mod:`.policy_state` evaluates them. Refused policies allow nothing, and their pods stay isolated.
+Two functions find frequent oversights of policy authors: pods that no policy selects, and policies that select no pod.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Sequence
+from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence
 
 from ..base.addresses import Network
 from ..base.progress import Progress, unheeded
@@ -19,7 +20,7 @@ from ..cluster.policies.policy_model import Pod
 from .budget import Demand, named
 from .judge import Judge
 from .limits import MOST_CANDIDATES_TOGETHER, MOST_ROWS, PolicySide, TooManyRows
-from .matching.owners import Address, AddressOwners
+from .matching.owners import Address, AddressOwners, counts
 from .policy_state import PORTION, LocalPod, PolicyState
 from .rows import ANY, EVERYTHING_ID, HERE, POLICED, PolicyRows, Row
 from .subjects import NETWORK_POLICY, Subject
@@ -262,3 +263,23 @@ class NodePolicy:
                 found, high = state, middle
             middle = (low + high) // 2
         return found
+
+
+def unselected_pods(policy: NodePolicy) -> List[NamespacedName]:
+    """Return the pods of this node that no NetworkPolicy isolates in any direction, sorted."""
+    return sorted(
+        key for key, local in policy.local.items() if all(subject.tier != NETWORK_POLICY for subject in local.subjects)
+    )
+
+
+def unused_policies(objects: PolicyObjects) -> List[NamespacedName]:
+    """Return the NetworkPolicies that select no pod of the whole cluster, sorted."""
+    pods: Dict[str, List[Pod]] = {}
+    for pod in objects.pods.values():
+        if counts(pod):
+            pods.setdefault(pod.namespace, []).append(pod)
+    return sorted(
+        key
+        for key, policy in objects.policies.items()
+        if not any(policy.pods.matches(pod.labels) for pod in pods.get(key.namespace, ()))
+    )

@@ -25,9 +25,8 @@ from ...convergence.policy import annotation_warnings, node_policy, raw_addresse
 from ...convergence.runtime.agent_status import PolicyStatus
 from ...event_reasons import Reason
 from ...explain.policy import PolicyExplainer, Resolved
-from ...networkpolicy.coverage import unselected_pods, unused_policies
 from ...networkpolicy.matching.owners import Address
-from ...networkpolicy.node_policy import NodePolicy
+from ...networkpolicy.node_policy import NodePolicy, unselected_pods, unused_policies
 from ...rendering.networkpolicy.sets import NO_LOG
 from ...resources import PlannedChange
 from ..api.events import WARNING
