@@ -13,8 +13,7 @@ from ..model import EndpointSlice, Node, Service, ServiceCIDR
 from ..policies.policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
 from .cluster_network_policy import VERSIONS, parse_cluster_network_policy
 from .endpoint_slice import parse_endpoint_slice
-from .network_policy import parse_network_policy
-from .pod import parse_namespace, parse_pod, read_labels
+from .network_policy import parse_namespace, parse_network_policy, parse_pod, read_labels
 from .service import parse_service
 from .weight import WEIGHT, parse_weight
 
