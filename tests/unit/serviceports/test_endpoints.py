@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import EndpointSlice, SliceEndpoint
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.endpoint_slice import parse_endpoint_slice
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.service import parse_endpoint_slice
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import Endpoint
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import expand
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.weights import Weights

@@ -9,8 +9,7 @@ import urllib.parse
 from typing import NamedTuple, Tuple
 
 from ..parsing.cluster_network_policy import VERSIONS
-from ..parsing.endpoint_slice import HEADLESS_LABEL
-from ..parsing.service import SERVICE_PROXY_NAME_LABEL
+from ..parsing.service import HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL
 
 
 class ResourceType(NamedTuple):

@@ -12,9 +12,8 @@ from ..fields import Invalid, address, cidr, dns_subdomain, elements, interned, 
 from ..model import EndpointSlice, Node, Service, ServiceCIDR
 from ..policies.policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
 from .cluster_network_policy import VERSIONS, parse_cluster_network_policy
-from .endpoint_slice import parse_endpoint_slice
 from .network_policy import parse_namespace, parse_network_policy, parse_pod, read_labels
-from .service import parse_service
+from .service import parse_endpoint_slice, parse_service
 from .weight import WEIGHT, parse_weight
 
 #: How many invalid parts of an object are named; the last line counts the others. Two bytes may make a part.

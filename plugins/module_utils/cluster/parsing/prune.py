@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Mapping, Tuple
 
-from .endpoint_slice import HEADLESS_LABEL, SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
 from .health_check import ANNOTATIONS
 from .objects import HOSTNAME_LABEL, ZONE_LABEL
-from .service import NODE_LOCAL_LABEL, OUTSIDE_HOSTS_LABEL, SERVICE_PROXY_NAME_LABEL
+from .service import (
+    HEADLESS_LABEL,
+    NODE_LOCAL_LABEL,
+    OUTSIDE_HOSTS_LABEL,
+    SERVICE_NAME_LABEL,
+    SERVICE_PROXY_NAME_LABEL,
+    TRIGGER_TIME_ANNOTATION,
+)
 from .service_policy import SERVICE_ANNOTATIONS
 from .weight import CILIUM_WEIGHT, WEIGHT
 
