@@ -14,9 +14,7 @@ PLUGINS = ROOT / "plugins"
 MOST = 5
 # Rows of a table, values of a row, fields of a C struct, a libc function, expressions of a rule; and tuples with one
 # line per field, or created for each endpoint of a cluster.
-POSITIONAL = frozenset(
-    ("Endpoint", "Field", "IpvsFacts", "Shared", "SliceEndpoint", "_parse_row", "function", "pack", "rule")
-)
+POSITIONAL = frozenset(("Endpoint", "Field", "Shared", "SliceEndpoint", "_parse_row", "function", "pack", "rule"))
 
 
 def long_lists(tree: ast.AST) -> List[str]:
