@@ -86,6 +86,17 @@ def test_what_a_boot_has_restored_goes_once_kube_proxy_serves_in_another_mode(tm
     assert boot.restore_at_boot(WEEK) == ["there is no state to restore"]
 
 
+def test_what_kube_proxy_has_in_the_same_chains_is_left_to_it(tmp_path, monkeypatch):
+    make_node()
+    restore("iptables", tmp_path)
+    recorded.load(CASE / "state-iptables.txt", run)
+    both = programmed()
+    monkeypatch.setattr(boot, "service_proxy_findings", lambda: [PROXY])
+    (line,) = boot.restore_at_boot(WEEK)
+    assert line.endswith("what was restored stays until it serves: kube-proxy in the same mode has the same chains")
+    assert programmed() == both and os.path.exists(boot_directory.DIRECTORY)
+
+
 def test_what_kube_proxy_has_not_taken_over_yet_serves_until_it_has(tmp_path, monkeypatch):
     make_node()
     restore("nftables", tmp_path)

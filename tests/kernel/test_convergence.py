@@ -19,6 +19,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError, PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import converge as convergence
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
@@ -103,6 +104,16 @@ def test_chains_in_the_variant_that_kubelet_does_not_use_are_removed(tmp_path, f
     assert "KUBE-" not in run([f"iptables-{first}-save"]) + run([f"ip6tables-{first}-save"])
     assert "KUBE-SVC-" in run([f"iptables-{then}-save"])
     assert not converge(request("iptables", tmp_path)).changed
+
+
+def test_a_kernel_without_nf_tables_has_no_chains_of_iptables_nft(tmp_path, monkeypatch):
+    """Its programs fail there, so nothing asks them."""
+    monkeypatch.setattr(KernelHandles, "has_nftables", lambda _self: False)
+    run(["iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
+    run(["iptables-nft", "-t", "nat", "-N", "KUBE-SVC-AAAAAAAAAAAAAAAA"])
+    converge(request("iptables", tmp_path))
+    assert "KUBE-SVC-" in run(["iptables-legacy-save"])
+    assert "KUBE-SVC-AAAAAAAAAAAAAAAA" in run(["iptables-nft-save"])
 
 
 @UML

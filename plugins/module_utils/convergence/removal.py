@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Dict, List, Sequence, Set
 
 from ..base.addresses import FAMILIES
+from ..base.errors import KernelError
 from ..kernel.xtables.chains import ChainsResource
+from ..kernel.xtables.variant import NFT
 from ..rendering.networkpolicy.sets import ISOLATED, TABLE
 from ..rendering.served import served_cluster_ips
 from ..rendering.userspace.model import DEVICE
@@ -53,6 +55,9 @@ def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[Famil
     if not mode.serves:
         return []
     used = mode.subsystems
+    if used.chains and not handles.has_nftables():
+        # The programs of iptables-nft fail on such a kernel, and it has no chains of theirs.
+        contexts = [item for item in contexts if item.variant is None or item.variant.name != NFT]
     stages: List[Stage] = []
     if used.ipvs:
         stages += unused_filter_backend_stages(handles, used.ipsets, used.ipvs_table)
@@ -71,18 +76,25 @@ def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[Famil
 def superseded_stages(mode: Mode, handles: KernelHandles) -> List[Stage]:
     """Return the stages that remove what ``mode`` has left on a node whose Services kube-proxy serves by now.
 
-    In the same mode kube-proxy has adopted it, except what it does not use. Raises KernelError, also if it has not.
+    In the same mode kube-proxy has adopted it, except what it does not use. Raises KernelError if it has not, and where
+    that cannot be seen, in iptables mode: there kube-proxy replaces what it does not know.
     """
     # Imported late: a convergence needs nothing of it.
     from .modes.stages.release import release_stages
 
     used, contexts = mode.subsystems, removal_contexts()
-    chains = [ChainsResource(item.variant, chain_ownership(item.settings, True)) for item in contexts if item.variant]
+    chains = [
+        ChainsResource(item.variant, chain_ownership(item.settings, True), for_removal=True)
+        for item in contexts
+        if item.variant and (item.variant.name != NFT or handles.has_nftables())
+    ]
     tables = [handles.nftables(family) for family in FAMILIES] if handles.has_nftables() else []
     if not used.nftables and served_cluster_ips(table.observe() for table in tables):
         return [*ipvs_removal_stages(handles), *chain_removal_stages(contexts)]
     if (used.nftables or used.ipvs) and served_cluster_ips(chain.observe() for chain in chains):
         return nftables_removal_stages(handles) if used.nftables else ipvs_removal_stages(handles)
+    if used.chains and not used.ipvs:
+        raise KernelError("kube-proxy in the same mode has the same chains")
     return release_stages(handles)
 
 

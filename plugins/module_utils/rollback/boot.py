@@ -162,7 +162,7 @@ def yield_to_kube_proxy() -> List[str]:
     state = boot_state.read()
     ignored = state.settings.ignore_findings if state is not None else ()
     found = [finding for finding in service_proxy_findings() if finding.name not in ignored]
-    if not found or state is None:
+    if not found or state is None or not state.settings.mode:
         return []
     with ConvergenceLock(RUNTIME, _LOCK_SECONDS), KernelHandles() as handles:
         if not booted_from(RUNTIME):

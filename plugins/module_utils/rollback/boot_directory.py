@@ -86,7 +86,8 @@ def _copy(source: str, target: str) -> None:
         try:
             renewed, content = os.lstat(source).st_mtime_ns, read_regular(source, MOST_BYTES)
         except FileNotFoundError:
-            remove_file(target)
+            if os.path.lexists(target):
+                os.unlink(target)
             return
     with os_errors(HistoryError, f"{target}: cannot be written"):
         write_whole(target, content)

@@ -175,7 +175,7 @@ def restore(
                 _forget_flows(request.state_directory, more)
     if not check:
         try:
-            if not history.boot_with(record.number) and state.counts():
+            if not history.boot_with(record.number) and any(state.counts().values()):
                 more.append("a reboot restores nothing until the next convergence: none was kept with this state")
         except ProxyError as error:
             more.append(f"the next boot does not restore this state: {error}")
