@@ -8,7 +8,7 @@ Ansible ships modules as source, which each run on each node compiles, and a run
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import Callable, Dict, Tuple
 
 from ...base.addresses import FAMILIES
 from ...base.mode_names import IPTABLES, IPVS, NFTABLES, NONE, USERSPACE
@@ -18,42 +18,64 @@ from ...rendering.build_settings import localhost_listeners
 from ...serviceports.policy import is_forwarded
 from .mode import Mode
 
+
+def _iptables() -> Mode:
+    from .iptables import IPTABLES_MODE
+
+    return IPTABLES_MODE
+
+
+def _ipvs_with_iptables() -> Mode:
+    from .ipvs_iptables import IPVS_MODE
+
+    return IPVS_MODE
+
+
+def _ipvs_with_nftables() -> Mode:
+    from .ipvs_nftables import IPVS_WITH_NFTABLES
+
+    return IPVS_WITH_NFTABLES
+
+
+def _nftables() -> Mode:
+    from .nftables import NFTABLES_MODE
+
+    return NFTABLES_MODE
+
+
+def _userspace() -> Mode:
+    from .userspace import USERSPACE_MODE
+
+    return USERSPACE_MODE
+
+
+def _none() -> Mode:
+    from .none import NO_MODE
+
+    return NO_MODE
+
+
+_MODES: Dict[str, Callable[[], Mode]] = {
+    IPTABLES: _iptables,
+    IPVS: _ipvs_with_iptables,
+    NFTABLES: _nftables,
+    USERSPACE: _userspace,
+    NONE: _none,
+}
+_FILTER_BACKENDS: Dict[str, Callable[[], Mode]] = {"nftables": _ipvs_with_nftables, "iptables": _ipvs_with_iptables}
+
 #: The filter backends of ipvs mode, in the order in which ``auto`` tries them.
-FILTER_BACKENDS: Tuple[str, ...] = (NFTABLES, IPTABLES)
+FILTER_BACKENDS: Tuple[str, ...] = tuple(_FILTER_BACKENDS)
 
 
 def mode_object(name: str) -> Mode:
     """Return the mode of that name, one of MODES_IN_EFFECT; for ipvs mode, the one with the filter backend iptables."""
-    if name == IPTABLES:
-        from .iptables import IPTABLES_MODE
-
-        return IPTABLES_MODE
-    if name == NFTABLES:
-        from .nftables import NFTABLES_MODE
-
-        return NFTABLES_MODE
-    if name == USERSPACE:
-        from .userspace import USERSPACE_MODE
-
-        return USERSPACE_MODE
-    if name == NONE:
-        from .none import NO_MODE
-
-        return NO_MODE
-    if name == IPVS:
-        return ipvs_with(IPTABLES)
-    raise KeyError(name)
+    return _MODES[name]()
 
 
 def ipvs_with(filter_backend: str) -> Mode:
     """Return ipvs mode with a filter backend, one of FILTER_BACKENDS."""
-    if filter_backend == NFTABLES:
-        from .ipvs_nftables import IPVS_WITH_NFTABLES
-
-        return IPVS_WITH_NFTABLES
-    from .ipvs_iptables import IPVS_MODE
-
-    return IPVS_MODE
+    return _FILTER_BACKENDS[filter_backend]()
 
 
 def localhost_needs_agent(mode: Mode, configuration: KubeProxyConfiguration) -> bool:
