@@ -37,6 +37,7 @@ from tests.waiting import wait_for
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events import (
     WARNING,
+    Content,
     EventPoster,
     node_reference,
     service_reference,
@@ -251,7 +252,7 @@ def requests_for_an_event(agents: int) -> float:
                     thread.join()
 
         def start(poster: EventPoster) -> None:
-            poster.post(node_reference("n"), kind=WARNING, reason=Reason.STARTING, action="Start", note="")
+            poster.post(Content(node_reference("n"), WARNING, Reason.STARTING, "Start", ""))
             poster.close()
             poster.run(Still())  # type: ignore[arg-type]
 
@@ -259,7 +260,7 @@ def requests_for_an_event(agents: int) -> float:
             for number in range(10):
                 about = service_reference("tenant", f"web-{number}")
                 note = "is not valid"
-                poster.post(about, kind=WARNING, reason=Reason.OBJECT_REFUSED, action="Sync", note=note, related=about)
+                poster.post(Content(about, WARNING, Reason.OBJECT_REFUSED, "Sync", note, about))
             poster.close()
             poster.run(Still())  # type: ignore[arg-type]
 

@@ -22,7 +22,7 @@ from ..convergence.runtime.ledger import read_origin
 from ..event_reasons import Reason
 from ..preflight.findings import KUBE_PROXY, OTHER_CLUSTER
 from .api.access import ApiAccess
-from .api.events import node_reference
+from .api.events import Content, node_reference
 from .checks.checks import CheckFollower, Checks
 from .checks.prober import VerdictChange
 from .drain import Drain
@@ -198,9 +198,7 @@ class Components:
     def post(self, about: Optional[Dict[str, str]], kind: str, reason: Reason, action: str, note: str) -> None:
         """Post an Event about an object, by default about this node."""
         node = node_reference(self.node_name)
-        self.api.events.post(
-            about or node, kind=kind, reason=reason, action=action, note=note, related=node if about else None
-        )
+        self.api.events.post(Content(about or node, kind, reason, action, note, node if about else None))
 
     def request(self, configuration: Optional[KubeProxyConfiguration] = None) -> Request:
         """Return the request to converge the node with a configuration, by default the one that was loaded."""

@@ -17,6 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events im
     POSTERS,
     SECONDS_OF_ONE,
     WARNING,
+    Content,
     EventPoster,
     make_event,
     node_reference,
@@ -62,14 +63,8 @@ class Agent:
         )
 
     def post(self, reason, about=None, note="a note"):
-        self._poster.post(
-            about or self.node,
-            kind=WARNING,
-            reason=reason,
-            action="Sync",
-            note=note,
-            related=self.node if about else None,
-        )
+        related = self.node if about else None
+        self._poster.post(Content(about or self.node, WARNING, reason, "Sync", note, related))
 
     def send(self):
         self._poster.close()
@@ -164,7 +159,7 @@ def test_many_namespaces_together_are_limited_and_take_nothing_from_the_node(api
 @pytest.mark.parametrize("is_readable", [True, False])
 def test_a_name_that_a_user_took_before_does_not_keep_an_event_away(api, is_readable):
     about = service_reference("tenant", "web")
-    event = make_event("h", about, kind=WARNING, reason=Reason.OBJECT_REFUSED, action="Sync", note="is not valid")
+    event = make_event("h", Content(about, WARNING, Reason.OBJECT_REFUSED, "Sync", "is not valid"))
     api.store.put({**event, "note": "all is well"})
     if not is_readable:
         api.failing[f"/apis/events.k8s.io/v1/namespaces/tenant/events/{event['metadata']['name']}"] = 403
@@ -186,7 +181,7 @@ def test_a_long_note_is_cut_to_the_bytes_that_the_api_server_accepts(api, note):
 
 
 def test_an_event_has_the_shape_that_the_api_wants():
-    event = make_event("host", node_reference("n1"), kind=WARNING, reason=Reason.STARTING, action="Start", note="")
+    event = make_event("host", Content(node_reference("n1"), WARNING, Reason.STARTING, "Start", ""))
     assert event["metadata"]["namespace"] == "default"
     assert event["reportingController"] == "kube-proxy" and event["reportingInstance"] == "kube-proxy-host"
 

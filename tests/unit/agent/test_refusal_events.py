@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, List, Tuple
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events import make_event, node_reference
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events import Content, make_event, node_reference
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.notices import RefusalEvents
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import (
     MOST_OF_NAMESPACE,
@@ -63,5 +63,5 @@ def test_a_file_that_cannot_be_read_is_reported_about_the_node(tmp_path: Path) -
     events.update((refusal,), ())
     ((about, kind, reason, action, note),) = posted
     assert about is None
-    made = make_event("host", node_reference("node"), kind=kind, reason=reason, action=action, note=note)
+    made = make_event("host", Content(node_reference("node"), kind, reason, action, note))
     assert json.dumps(made)

@@ -20,6 +20,7 @@ import yaml
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events import (
     NORMAL,
     WARNING,
+    Content,
     make_event,
     node_reference,
     service_reference,
@@ -44,9 +45,8 @@ SECONDS = 30.0
 
 def event(reason, regarding=None, note="a note", kind=WARNING, **more):
     """Return an Event as the agent of worker-1 posts it."""
-    found = make_event(
-        "host-1", regarding or node_reference("worker-1"), kind=kind, reason=Reason.STARTING, action="A", note=note
-    )
+    content = Content(regarding or node_reference("worker-1"), kind, Reason.STARTING, "A", note)
+    found = make_event("host-1", content)
     return {**found, "reason": reason, **more}
 
 

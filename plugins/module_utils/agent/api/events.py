@@ -65,20 +65,23 @@ def object_reference(refusal: Refusal) -> Dict[str, str]:
     return {**reference, "namespace": refusal.namespace} if refusal.namespace else reference
 
 
-def make_event(
-    host: str,
-    regarding: Dict[str, str],
-    *,
-    kind: str,
-    reason: Reason,
-    action: str,
-    note: str,
-    related: Optional[Dict[str, str]] = None,
-) -> Dict[str, Any]:
-    """Return an Event object. ``host``: this node's host name; ``kind``: NORMAL or WARNING.
+class Content(NamedTuple):
+    """What an Event says. ``regarding``: a reference to its object; ``kind``: NORMAL or WARNING.
 
     ``related``: a reference to the node, if the Event regards another object.
     """
+
+    regarding: Dict[str, str]
+    kind: str
+    reason: Reason
+    action: str
+    note: str
+    related: Optional[Dict[str, str]] = None
+
+
+def make_event(host: str, content: Content) -> Dict[str, Any]:
+    """Return an Event object. ``host``: this node's host name."""
+    regarding, kind, reason, action, note, related = content
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
     found = {
         "apiVersion": "events.k8s.io/v1",
@@ -173,28 +176,18 @@ class EventPoster:
         self._nodes = 0
         self._counted = float("-inf")
 
-    def post(
-        self,
-        regarding: Dict[str, str],
-        *,
-        kind: str,
-        reason: Reason,
-        action: str,
-        note: str,
-        related: Optional[Dict[str, str]] = None,
-    ) -> None:
+    def post(self, content: Content) -> None:
         """Queue an Event, or drop it: if the queue is full, or there were too many of its kind."""
-        about_node = related is None
+        about_node, reason = content.related is None, content.reason
         full = self._waiting.qsize() >= (_MOST_WAITING_OF_NODE if about_node else _MOST_WAITING)
-        namespace = regarding.get("namespace", "")
+        namespace = content.regarding.get("namespace", "")
         if full or not self._budget.admits(reason, namespace, self._clock(), about_node=about_node):
             self._metrics.events_dropped.labels(reason.value).inc()
             text = "Events are dropped, because there are too many of them"
             self._limited.once("events", text, reason=reason.value, namespace=namespace)
             return
-        event = make_event(self._host, regarding, kind=kind, reason=reason, action=action, note=note, related=related)
         is_common = not about_node and reason.subject is Subject.OBJECT
-        self._put(_NODE_FIRST if about_node else _THEN_OBJECTS, event, is_common)
+        self._put(_NODE_FIRST if about_node else _THEN_OBJECTS, make_event(self._host, content), is_common)
 
     def _put(self, order: int, event: Optional[Dict[str, Any]] = None, is_common: bool = False) -> None:
         self._number += 1
