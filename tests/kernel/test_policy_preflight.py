@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
-from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.conflicts import forward_policies
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.check import forward_policies
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.policies import (
     bridge_findings,
     other_implementations,

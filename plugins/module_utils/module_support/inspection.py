@@ -10,10 +10,14 @@ another state, and has compared the kernel with that one. Everything else is dri
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 from ..base.errors import ConfigurationError, ProxyError
+from ..base.regular_files import SMALL, read_regular
+from ..base.timestamps import timestamp
 from ..cluster.state import ClusterState
 from ..configuration.validate import in_mode
 from ..convergence.agent_comparison import AgentComparison, ask_comparison
@@ -34,9 +38,12 @@ from .agent_state import agent_state
 from .execution import warn
 from .requests import engine_request
 from .results import coverage_result, difference_lines, drift_summary, probe_records, report_result, table_differences
-from .scheduled_runs import schedule_failure
 from .sources import has_source
 
+# The role agent disables the timer when it takes over.
+_SCHEDULE_ENABLED = "/etc/systemd/system/timers.target.wants/kubenode-proxy-schedule.timer"
+_SCHEDULE_METRICS = "/var/lib/kubenode-proxy/schedule/kubenode_proxy_schedule.prom"
+_SCHEDULE_SAMPLE = re.compile(r"^kubenode_proxy_schedule_(\w+) ([0-9]{1,11})(?:\.|$)", re.M | re.A)
 #: How often the agent is asked until it finds no difference: it may be about to sync, or to open a watch again.
 ATTEMPTS = 6
 PAUSE_SECONDS = 1.0
@@ -185,3 +192,19 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
         result["diff"] = table_differences(report.changes, module.params["diff_lines"])
         result["difference"] = difference_lines(report.changes, module.params["diff_lines"])
     return result
+
+
+def schedule_failure() -> str:
+    """Return that the last scheduled run has failed, and since when; empty if it succeeded or nothing is scheduled."""
+    if not os.path.lexists(_SCHEDULE_ENABLED):
+        return ""
+    try:
+        found = _SCHEDULE_SAMPLE.findall(read_regular(_SCHEDULE_METRICS, SMALL).decode("ascii"))
+    except (OSError, ValueError):
+        return ""
+    samples: Dict[str, int] = {name: int(value) for name, value in found}
+    if samples.get("success") != 0:
+        return ""
+    succeeded = samples.get("last_success_timestamp_seconds")
+    since = "none has succeeded yet" if succeeded is None else f"none has succeeded since {timestamp(succeeded)}"
+    return f"scheduled runs fail, {since}: see journalctl -u kubenode-proxy-schedule"

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ..base.addresses import IPV4, IPV6
 from ..base.errors import KernelError
 from ..kernel import facts
 from ..kernel.facts import capabilities
 from ..kernel.modules.module_profile import modules_for
-from ..kernel.xtables.variant import Survey, XtablesVariant, detect_variant
-from .conflicts import conflict_findings, forward_findings, forward_policies
+from ..kernel.programs import find_program, run
+from ..kernel.xtables.variant import LEGACY, NFT, Survey, XtablesVariant, detect_variant, run_save, table_names
 from .features import (
     Extensions,
     extension_findings,
@@ -24,10 +25,10 @@ from .features import (
     module_findings,
     rights_findings,
 )
-from .findings import ERROR, TOOLS, Finding
+from .findings import ERROR, FORWARD_DROP, TOOLS, WARNING, Finding
 from .limits import SetContribution, set_limit_findings
 from .localhost import RefusedPorts, localhost_findings
-from .processes import service_proxy_findings
+from .processes import process_findings, processes, service_proxy_findings, ufw_findings
 
 
 class ModeNeeds(NamedTuple):
@@ -80,14 +81,47 @@ def find_variants(families: Sequence[str]) -> Tuple[Dict[str, XtablesVariant], L
     return variants, findings
 
 
-def _foreign_chain_findings(families: Sequence[str]) -> List[Finding]:
-    """Return a warning for each family whose iptables chain FORWARD drops packets that none of its rules accepts.
+def forward_policy(variant: XtablesVariant) -> str:
+    """Return the policy of the chain FORWARD, ACCEPT or DROP; empty if table filter is missing or unreadable."""
+    if variant.name == LEGACY and "filter" not in table_names(variant.family):
+        return ""
+    wait = ["-w", "5"] if variant.waits else []
+    words = run([variant.main, *wait, "-t", "filter", "-S", "FORWARD"]).output.split()
+    return words[2] if words[:2] == ["-P", "FORWARD"] and len(words) > 2 else ""
 
-    For a mode that does not use iptables: an accept in another table of nf_tables does not overrule that chain. Without
-    iptables on the node there are none.
+
+def _other_rules(variant: XtablesVariant) -> List[str]:
+    """Return the rules of the variant that the node does not use, as iptables-save prints them, none if unused."""
+    other = LEGACY if variant.name == NFT else NFT
+    program = find_program(f"{'ip6tables' if variant.family == IPV6 else 'iptables'}-{other}-save")
+    if not program or (other == LEGACY and not table_names(variant.family)):
+        return []
+    return run_save(program, other, variant.family).output.splitlines()
+
+
+def forward_policies(variants: Mapping[str, XtablesVariant]) -> Dict[str, str]:
+    """Return the policy of the chain FORWARD for each family, IPv4 first; DROP if either variant of iptables has it.
+
+    The kernel applies both: what one accepts, the other may still drop.
     """
-    variants, _missing = find_variants(families)
-    return forward_findings(forward_policies(variants))
+    found = {family: forward_policy(variants[family]) for family in (IPV4, IPV6) if family in variants}
+    for family in (family for family, policy in found.items() if policy != "DROP"):
+        if any(line.startswith(":FORWARD DROP ") for line in _other_rules(variants[family])):
+            found[family] = "DROP"
+    return found
+
+
+def forward_findings(policies: Mapping[str, str]) -> List[Finding]:
+    """Return warnings for families (family to policy) whose chain FORWARD drops packets that no rule accepts."""
+    findings = []
+    for family, policy in policies.items():
+        if policy == "DROP":
+            program = "ip6tables" if family == IPV6 else "iptables"
+            what = f"{family}: the policy of chain FORWARD in table filter is DROP (Docker and ufw set it), so that"
+            what += " Service traffic that no rule accepts is lost"
+            remedy = f"{program} -P FORWARD ACCEPT, in both variants, or accept the pods' address ranges in FORWARD"
+            findings.append(Finding(FORWARD_DROP, WARNING, what, remedy))
+    return findings
 
 
 def preflight(intention: Intention, release: str = "") -> List[Finding]:
@@ -123,8 +157,9 @@ def preflight(intention: Intention, release: str = "") -> List[Finding]:
         findings += set_limit_findings(intention.set_contributions)
     findings += localhost_findings(intention.refused_at_loopback)
     if needs.exclusive:
-        findings += conflict_findings(variants)
-        findings += [] if needs.extensions else _foreign_chain_findings(intention.families)
+        findings += [*process_findings(processes()), *ufw_findings()]
+        # An accept in another table of nf_tables does not overrule that chain either.
+        findings += forward_findings(forward_policies(variants or find_variants(intention.families)[0]))
     else:
         findings += service_proxy_findings(standalone=True)
     return findings

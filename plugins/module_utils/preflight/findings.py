@@ -20,7 +20,6 @@ CONFLICTS = (
     FIREWALLD := "firewalld",
     UFW := "ufw",
     FORWARD_DROP := "forward-drop",
-    OTHER_IPTABLES := "other-iptables",
     OTHER_POLICIES := "other-network-policies",
     KEPT_OFF := "kept-off",
     LOCALHOST_NODE_PORT := "localhost-node-port",

@@ -21,7 +21,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.i
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import LEGACY, NFT, XtablesVariant
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import (
     check,
-    conflicts,
     features,
     findings,
     ipvs_sets,
@@ -285,7 +284,7 @@ def test_ufw_dropping_forwarded_traffic_is_found(tmp_path: Path) -> None:
 
 
 def test_forward_policy_names_chain_and_family() -> None:
-    (found,) = conflicts.forward_findings({"IPv4": "DROP", "IPv6": "ACCEPT"})
+    (found,) = check.forward_findings({"IPv4": "DROP", "IPv6": "ACCEPT"})
     assert "IPv4: the policy of chain FORWARD in table filter is DROP" in found.what
     assert "iptables -P FORWARD ACCEPT" in found.remedy
 
