@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
+from typing import List
 
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages import release
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings import ERROR, KUBE_PROXY, Finding
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import (
@@ -37,7 +39,7 @@ def directory(tmp_path, monkeypatch):
     monkeypatch.setattr(boot_keeping, "_write_program", lambda path: Path(path).write_bytes(b"program"))
     monkeypatch.setattr(boot, "RUNTIME", str(tmp_path / "run"))
     monkeypatch.setattr(boot, "Request", functools.partial(Request, state_directory=boot.RUNTIME, whole_cluster=False))
-    monkeypatch.setattr(boot, "service_proxy_findings", list)
+    monkeypatch.setattr(boot, "service_proxy_findings", lambda **_options: [])
 
 
 def restore(mode: str, directory: Path) -> str:
@@ -54,6 +56,13 @@ def restore(mode: str, directory: Path) -> str:
     unrecorded = wanted._replace(state_directory=str(directory))
     assert boot_keeping.keep(unrecorded, found, (mode, ""), "here", (), confirmed=True) == []
     return boot.restore_at_boot(WEEK)[0]
+
+
+def recorded_rules(name: str) -> List[str]:
+    """Return the rules in iptables of a recorded state, without those that need counters which few kernels have."""
+    found = [block.text for block in recorded.blocks(CASE / name, 0) if block.command.startswith("iptables-save")]
+    lines = [line for text in found for line in text.splitlines() if line.startswith("-A KUBE-")]
+    return [line for line in lines if "nfacct" not in line]
 
 
 def programmed() -> str:
@@ -84,6 +93,54 @@ def test_what_a_boot_has_restored_goes_once_kube_proxy_serves_in_another_mode(tm
     recorded.load(CASE / f"state-{other}.txt", run)
     assert left == programmed()
     assert boot.restore_at_boot(WEEK) == ["there is no state to restore"]
+
+
+@pytest.mark.uml
+def test_what_a_boot_has_restored_goes_once_kube_proxy_serves_by_ipvs(tmp_path, monkeypatch):
+    """Its ipvs mode removes no chains of iptables mode: their rejects would stay in force."""
+    make_node()
+    restore("iptables", tmp_path)
+    assert "10.96.200.1" in run(["iptables-legacy-save"])
+    recorded.load(CASE / "state-ipvs.txt", run, "legacy")
+    monkeypatch.setattr(boot, "service_proxy_findings", lambda: [PROXY])
+    (line,) = boot.restore_at_boot(WEEK)
+    assert line.endswith("what was restored at boot is removed, and will not be restored again")
+    left = run(["iptables-legacy-save"])
+    assert "10.96.200.1" not in left and "KUBE-SVC-" not in left and "KUBE-EXTERNAL-SERVICES" not in left
+    for rule in recorded_rules("state-ipvs.txt"):
+        assert rule in left
+
+
+def test_a_table_goes_once_kube_proxy_serves_by_ipvs(tmp_path, monkeypatch):
+    """Versions before 1.31 do not remove it. This kernel has no IPVS: the test above looks for it."""
+    make_node()
+    restore("nftables", tmp_path)
+    monkeypatch.setattr(release, "serves_by_ipvs", lambda _handles: True)
+    monkeypatch.setattr(boot, "service_proxy_findings", lambda: [PROXY])
+    (line,) = boot.restore_at_boot(WEEK)
+    assert line.endswith("what was restored at boot is removed, and will not be restored again")
+    assert "10.96.200.1" not in programmed()
+
+
+@pytest.mark.parametrize(("first", "then"), [("legacy", "nft"), ("nft", "legacy")])
+def test_chains_in_the_variant_that_kube_proxy_does_not_use_go(tmp_path, monkeypatch, first, then):
+    """At boot nothing shows which variant kubelet will use, and kube-proxy with it."""
+    make_node()
+    run([f"iptables-{first}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
+    restore("iptables", tmp_path)
+    run([f"iptables-{first}", "-t", "mangle", "-X", "KUBE-IPTABLES-HINT"])
+    recorded.load(CASE / "state-iptables.txt", run, then)
+    of_kube_proxy = run([f"iptables-{then}-save"]).count("KUBE-")
+    monkeypatch.setattr(boot, "service_proxy_findings", lambda: [PROXY])
+    (line,) = boot.restore_at_boot(WEEK)
+    # Which variant is that of kube-proxy is not known without kubelet's chains.
+    assert line.endswith("kube-proxy in the same mode has the same chains")
+    assert "10.96.200.1" in run([f"iptables-{first}-save"])
+    run([f"iptables-{then}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
+    (line,) = boot.restore_at_boot(WEEK)
+    assert line.endswith("what was restored at boot is removed, and will not be restored again")
+    assert "KUBE-" not in run([f"iptables-{first}-save"]) + run([f"ip6tables-{first}-save"])
+    assert run([f"iptables-{then}-save"]).count("KUBE-") == of_kube_proxy + 1
 
 
 def test_what_kube_proxy_has_in_the_same_chains_is_left_to_it(tmp_path, monkeypatch):

@@ -106,6 +106,20 @@ def test_chains_in_the_variant_that_kubelet_does_not_use_are_removed(tmp_path, f
     assert not converge(request("iptables", tmp_path)).changed
 
 
+def test_route_localnet_does_not_stay_without_the_rule_that_makes_it_safe(tmp_path):
+    """The rule is one of the variant that is not in use, and the mode in effect needs neither."""
+    parameter = Path("/proc/sys/net/ipv4/conf/all/route_localnet")
+    run(["iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
+    converge(request("iptables", tmp_path))
+    assert parameter.read_text() == "1\n"
+    run(["iptables-legacy", "-t", "mangle", "-X", "KUBE-IPTABLES-HINT"])
+    run(["iptables-nft", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
+    without = load({"mode": "iptables", "iptables": {"localhostNodePorts": False}}).configuration
+    converge(request("iptables", tmp_path)._replace(configuration=without))
+    assert "KUBE-FIREWALL" not in run(["iptables-legacy-save"])
+    assert parameter.read_text() == "0\n"
+
+
 def test_a_kernel_without_nf_tables_has_no_chains_of_iptables_nft(tmp_path, monkeypatch):
     """Its programs fail there, so nothing asks them."""
     monkeypatch.setattr(KernelHandles, "has_nftables", lambda _self: False)

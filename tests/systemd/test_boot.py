@@ -126,10 +126,12 @@ def own_lines(node: Node) -> Counter:
 
     Chains of endpoints are named by a hash of the address.
 
-    What is restored at boot beside it may have tables and chains of others, and lists chains in another order.
+    What is restored at boot beside it may have tables and chains of others, and lists chains and elements in another
+    order.
     """
     text = re.sub(r"KUBE-SEP-\w+", "KUBE-SEP", programmed(node).replace(address_of(node), "OWN"))
-    return Counter(line for line in text.splitlines() if "KUBE-" in line or "10.2" in line or "10.96" in line)
+    parts = map(str.strip, re.split(r"[{},\n]", text))
+    return Counter(part for part in parts if "KUBE-" in part or "10.2" in part or "10.96" in part)
 
 
 @pytest.mark.parametrize("mode", ["nftables", pytest.param("iptables", marks=pytest.mark.full)])

@@ -9,8 +9,8 @@ from typing import Dict, List, Sequence, Set
 
 from ..base.addresses import FAMILIES
 from ..base.errors import KernelError
-from ..kernel.xtables.chains import ChainsResource
-from ..kernel.xtables.variant import NFT
+from ..kernel.xtables.variant import NFT, Survey, chosen_by_kubelet
+from ..rendering.iptables.fixed import SERVICES
 from ..rendering.networkpolicy.sets import ISOLATED, TABLE
 from ..rendering.served import served_cluster_ips
 from ..rendering.userspace.model import DEVICE
@@ -18,7 +18,7 @@ from ..resources import Kind, PlannedChange, Stage
 from .family import FamilyContext, removal_contexts
 from .handles import KernelHandles
 from .modes.mode import Mode
-from .modes.stages.chains import chain_ownership, chain_removal_stages
+from .modes.stages.chains import chain_removal_stages, iptables_remainder_stages, removable_chains
 from .modes.stages.ipvs_filter_backend import device_removal_stages, retiring_stages, unused_filter_backend_stages
 from .modes.stages.userspace import userspace_device_removal_stages, userspace_removal_stages
 
@@ -32,9 +32,15 @@ def leftover_contexts(mode: Mode, served: Sequence[FamilyContext]) -> List[Famil
     """
     if not mode.serves:
         return []
+    settings = {item.family: item.settings for item in served}
     used = {(item.family, item.variant.name) for item in served if item.variant is not None}
-    found = removal_contexts([item.family for item in served])
+    found = [item._replace(settings=settings[item.family]) for item in removal_contexts(list(settings))]
     return [item for item in found if item.variant is not None and (item.family, item.variant.name) not in used]
+
+
+def _readable(handles: KernelHandles, contexts: Sequence[FamilyContext]) -> List[FamilyContext]:
+    """Return the contexts whose programs can run: those of iptables-nft fail without nf_tables, and have no chains."""
+    return [item for item in contexts if item.variant and (item.variant.name != NFT or handles.has_nftables())]
 
 
 def leaving_stages(mode: Mode, handles: KernelHandles) -> List[Stage]:
@@ -55,15 +61,12 @@ def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[Famil
     if not mode.serves:
         return []
     used = mode.subsystems
-    if used.chains and not handles.has_nftables():
-        # The programs of iptables-nft fail on such a kernel, and it has no chains of theirs.
-        contexts = [item for item in contexts if item.variant is None or item.variant.name != NFT]
     stages: List[Stage] = []
     if used.ipvs:
         stages += unused_filter_backend_stages(handles, used.ipsets, used.ipvs_table)
     else:
         stages += ipvs_removal_stages(handles, draining=True)
-    stages += chain_removal_stages(contexts, beside_others=used.chains)
+    stages += chain_removal_stages(_readable(handles, contexts), beside_others=used.chains)
     if not used.nftables:
         stages += nftables_removal_stages(handles)
     if not used.listeners:
@@ -80,22 +83,29 @@ def superseded_stages(mode: Mode, handles: KernelHandles) -> List[Stage]:
     that cannot be seen, in iptables mode: there kube-proxy replaces what it does not know.
     """
     # Imported late: a convergence needs nothing of it.
-    from .modes.stages.release import release_stages
+    from .modes.stages.release import release_stages, serves_by_ipvs
 
-    used, contexts = mode.subsystems, removal_contexts()
-    chains = [
-        ChainsResource(item.variant, chain_ownership(item.settings, True), for_removal=True)
-        for item in contexts
-        if item.variant and (item.variant.name != NFT or handles.has_nftables())
-    ]
+    used, contexts = mode.subsystems, _readable(handles, removal_contexts())
     tables = [handles.nftables(family) for family in FAMILIES] if handles.has_nftables() else []
     if not used.nftables and served_cluster_ips(table.observe() for table in tables):
         return [*ipvs_removal_stages(handles), *chain_removal_stages(contexts)]
-    if (used.nftables or used.ipvs) and served_cluster_ips(chain.observe() for chain in chains):
-        return nftables_removal_stages(handles) if used.nftables else ipvs_removal_stages(handles)
-    if used.chains and not used.ipvs:
-        raise KernelError("kube-proxy in the same mode has the same chains")
-    return release_stages(handles)
+    chains = [(item, removable_chains(item).observe()) for item in contexts]
+    serves = bool(served_cluster_ips(found for _item, found in chains))
+    if used.ipvs and serves:
+        return ipvs_removal_stages(handles)
+    by_ipvs = not used.ipvs and serves_by_ipvs(handles)
+    if used.nftables and (serves or by_ipvs):
+        return nftables_removal_stages(handles)
+    if used.chains and by_ipvs:
+        return iptables_remainder_stages(contexts, beside_kube_proxy=True)
+    # kube-proxy writes to the variant that kubelet has chosen; at boot, nothing shows which that will be.
+    chosen, _chain = chosen_by_kubelet(Survey().saved)
+    unused = [item for item, found in chains if found and item.variant and item.variant.name != chosen]
+    if not unused or not any(SERVICES in found for item, found in chains if item not in unused):
+        if used.chains and not used.ipvs:
+            raise KernelError("kube-proxy in the same mode has the same chains")
+        unused = []
+    return [*release_stages(handles), *chain_removal_stages(unused, beside_others=True)]
 
 
 def nftables_removal_stages(handles: KernelHandles) -> List[Stage]:

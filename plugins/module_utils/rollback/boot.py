@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import os
 import sys
@@ -29,7 +30,7 @@ from ..convergence.guard import Guard
 from ..convergence.handles import KernelHandles
 from ..convergence.modes.choose import mode_named
 from ..convergence.removal import policy_removal_stages, superseded_stages
-from ..convergence.request import Request
+from ..convergence.request import Interfaces, Request
 from ..convergence.runtime.ledger import booted_from, forget, has_converged, record_boot
 from ..convergence.runtime.lock import ConvergenceLock
 from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as RUNTIME
@@ -54,13 +55,25 @@ _CONVERGED = "this node has converged since it booted"
 
 
 class _FirstConvergence(Guard):
-    """Refuses to restore an older state over that of a run for which this program has waited."""
+    """Refuses to restore an older state over that of a run for which this program has waited.
+
+    ``when``: the time of the state.
+    """
+
+    def __init__(self, request: Request, handles: KernelHandles, when: str) -> None:
+        super().__init__(request, handles)
+        self._when = when
 
     def begin(self) -> List[str]:
         """See the base class. Raises HistoryError."""
         if has_converged(RUNTIME):
             raise HistoryError(_CONVERGED)
         return super().begin()
+
+    def after_change(self, mode: str, filter_backend: str, node_name: str, addresses: Interfaces) -> List[str]:
+        """See the base class. Raises KernelError."""
+        record_boot(RUNTIME, self._when)
+        return []
 
 
 def without_local_pods(objects: Iterable[Dict[str, Any]], node: str, own: Sequence[str]) -> Iterator[Dict[str, Any]]:
@@ -126,14 +139,13 @@ def restore_at_boot(most_seconds: float) -> List[str]:
     state = boot_state.read()
     if state is None:
         return ["there is no state to restore"]
-    if state.settings.machine != machine_identity():
+    if state.settings.machine not in ("", machine_identity()):
         return ["the state is that of another machine, from which the disk was copied"]
     if state.settings.kept_off and not os.path.lexists(KEPT_OFF_FILE):
         return ["kube-proxy has been let return to this node"]
-    judge(service_proxy_findings(), state.settings.ignore_findings)
-    report = run_convergence(request_of(state, most_seconds), _FirstConvergence)
+    judge(service_proxy_findings(standalone=not state.settings.mode), state.settings.ignore_findings)
     when = timestamp(state.renewed)
-    record_boot(RUNTIME, when)
+    report = run_convergence(request_of(state, most_seconds), functools.partial(_FirstConvergence, when=when))
     lines = [
         f"the state of {when} is restored in {report.mode} mode: {report.counts['services']} Services with "
         f"{report.counts['endpoints']} endpoints, without those of pods that ran on this node"
@@ -146,6 +158,8 @@ def restore_at_boot(most_seconds: float) -> List[str]:
         if state.settings.mode and not units.why_not_systemd():
             program = boot_directory.path_of(boot_directory.PROGRAM)
             command = [sys.executable, "-I", "-B", program, f"--max-age={most_seconds}"]
+            # A clean-up removes the program.
+            command = ["/bin/sh", "-c", 'test ! -e "$4" || exec "$@"', "sh", *command]
             first, *more = _AGAIN_SECONDS
             units.start_timer(_AGAIN, first, "Look whether kube-proxy has returned", command, *more)
     except ProxyError as error:

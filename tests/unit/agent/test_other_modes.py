@@ -35,7 +35,7 @@ def test_a_change_of_the_mode_is_reported_once(bench, monkeypatch):
     assert [event[2] for event in bench.events] == ["ModeChanged"] * 2
     notes = [event[4] for event in bench.events]
     assert re.fullmatch(r"the mode was changed from \w+ to ipvs: requested", notes[0])
-    assert notes[1] == "the mode was changed to ipvs: 7 entries of another mode were removed"
+    assert notes[1] == "the node serves in ipvs mode: 7 entries that it does not use were removed"
 
 
 def test_leftovers_that_cannot_be_removed_are_no_failure(bench, monkeypatch):

@@ -254,7 +254,7 @@ def test_a_run_for_which_the_boot_has_waited_is_newer(tmp_path, monkeypatch) -> 
         make_guard(request, None).begin()
 
     monkeypatch.setattr(boot, "run_convergence", waits)
-    monkeypatch.setattr(boot, "service_proxy_findings", list)
+    monkeypatch.setattr(boot, "service_proxy_findings", lambda **_options: [])
     with pytest.raises(HistoryError, match="this node has converged since it booted"):
         boot.restore_at_boot(WEEK)
 

@@ -76,9 +76,9 @@ class OtherModes:
             if found.removed:
                 self._log.info("removed leftovers of another mode", entries=found.removed)
                 if not self._mode_posted:
-                    # The mode was changed while the agent did not run.
+                    # The mode was changed while the agent did not run, or the node uses another variant of iptables.
                     mode = proxiers.configuration.mode
-                    note = f"the mode was changed to {mode}: {found.removed} entries of another mode were removed"
+                    note = f"the node serves in {mode} mode: {found.removed} entries that it does not use were removed"
                     self._post(None, NORMAL, Reason.MODE_CHANGED, "Sync", note)
                 self._mode_posted = False
             if found.draining:

@@ -205,6 +205,15 @@ def _hinted(saved: str) -> str:
     return chains[0].split()[0][1:] if chains else ""
 
 
+def chosen_by_kubelet(saved: Callable[[str, str], str]) -> Tuple[str, str]:
+    """Return the variant to which kubelet writes, nft if both, with the chain that shows it; two empty texts if none.
+
+    ``saved``: as for :func:`choose`.
+    """
+    found = ((variant, _hinted(saved(variant, "mangle"))) for variant in (NFT, LEGACY))
+    return next((each for each in found if each[1]), ("", ""))
+
+
 def choose(variants: Iterable[str], saved: Callable[[str, str], str], default: str) -> Tuple[str, str]:
     """Return the variant to use out of those installed, and why.
 
@@ -217,10 +226,9 @@ def choose(variants: Iterable[str], saved: Callable[[str, str], str], default: s
         raise KernelError("iptables: neither the legacy nor the nf_tables variant is installed")
     if len(known) == 1:
         return known[0], "the only variant installed"
-    for variant in (NFT, LEGACY):
-        chain = _hinted(saved(variant, "mangle"))
-        if chain:
-            return variant, f"kubelet's chain {chain} is in mangle"
+    variant, chain = chosen_by_kubelet(saved)
+    if variant:
+        return variant, f"kubelet's chain {chain} is in mangle"
     counts = {
         variant: sum(line.startswith("-A ") for line in saved(variant, "").splitlines()) for variant in (LEGACY, NFT)
     }

@@ -10,7 +10,7 @@ parameter that is reset, when that rule is removed.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union, cast
 
 from ....base.addresses import IPV4
 from ....base.errors import KernelError
@@ -105,20 +105,25 @@ def xtables_families(families: Sequence[str]) -> Tuple[Dict[str, XtablesVariant]
     return variants, missing
 
 
+def removable_chains(context: FamilyContext) -> ChainsResource:
+    """Return the chains of iptables and ipvs mode in the variant of a context, which has one, for their removal."""
+    variant = cast(XtablesVariant, context.variant)
+    return ChainsResource(variant, chain_ownership(DataplaneSettings(context.family), True), for_removal=True)
+
+
 def chain_removal_stages(contexts: Sequence[FamilyContext], beside_others: bool = False) -> List[Stage]:
     """Return stages that remove the chains of iptables and ipvs mode, and the jumps to them, of each family.
 
     Tables of iptables-nft that are empty afterwards are removed as well. ``beside_others``: chains in the other variant
-    of iptables stay in use, so the parameter may be needed, and the tables are named with their variant.
+    of iptables stay in use, so ``route_localnet`` is kept where they need it, and tables are named with their variant.
     """
     stages: List[Stage] = []
     for context in contexts:
         if context.variant is None:
             continue
-        ours = chain_ownership(context.settings, True)
-        resource = ChainsResource(context.variant, ours, for_removal=True)
+        resource = removable_chains(context)
         resource.qualifier = context.variant.name if beside_others else ""
-        stages += _removed(resource, with_parameter=not beside_others)
+        stages += _removed(resource, with_parameter=not (beside_others and context.settings.localhost_node_ports))
     return stages
 
 
@@ -132,14 +137,19 @@ def _removed(chains: ChainsResource, with_parameter: bool = True) -> List[Stage]
     return stages
 
 
-def iptables_remainder_stages(contexts: Sequence[FamilyContext]) -> List[Stage]:
-    """Return stages that remove what ipvs mode does not use: empty tables, and KUBE-FIREWALL unless kubelet uses it."""
+def iptables_remainder_stages(contexts: Sequence[FamilyContext], beside_kube_proxy: bool = False) -> List[Stage]:
+    """Return stages that remove what ipvs mode does not use: empty tables, and KUBE-FIREWALL unless kubelet uses it.
+
+    ``beside_kube_proxy``: its ipvs mode removes no chains of iptables mode either, so these are removed too.
+    """
     stages = []
     for context in contexts:
         if context.variant is None:
             continue
         ours = iptables_ownership(context.settings)
         remainder = ours._replace(fixed=_BESIDE_IPVS, prefixes={}, presence_only=frozenset())
+        if beside_kube_proxy:
+            remainder = ours._replace(fixed=ours.fixed - ipvs_chains.ownership().fixed)
         resource = ChainsResource(context.variant, remainder, for_removal=True)
         resource.qualifier = "of iptables mode"
         stages += _removed(resource)

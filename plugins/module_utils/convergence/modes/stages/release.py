@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from typing import List, cast
+from typing import Any, List, cast
 
 from ....base.addresses import FAMILIES
 from ....base.errors import KernelError
@@ -15,11 +15,13 @@ from ....kernel.xtables.chains import ChainsResource
 from ....kernel.xtables.variant import XtablesVariant
 from ....rendering.ipvs.chains import LOAD_BALANCER_CHAIN
 from ....rendering.ipvs.nftables_layout import SETTLING, TABLE_NAME
-from ....resources import Stage
+from ....rendering.served import served_cluster_ips
+from ....resources import Resource, Stage
 from ...family import removal_contexts
 from ...handles import KernelHandles
 from .chains import chain_ownership
-from .ipvs_filter_backend import set_resources
+from .ipvs import ipvs_resources
+from .ipvs_filter_backend import filter_backend_resources, set_resources
 
 
 def release_stages(handles: KernelHandles) -> List[Stage]:
@@ -40,6 +42,17 @@ def release_stages(handles: KernelHandles) -> List[Stage]:
                 )
             stages.append(Stage(table, {}))
     return stages
+
+
+def serves_by_ipvs(handles: KernelHandles) -> bool:
+    """Return whether IPVS has an endpoint of a Service, by the sets or the table beside it. Raises KernelError."""
+    if not handles.has_ipvs():
+        return False
+    tables: List[Resource[Any, Any]] = []
+    for family in FAMILIES:
+        record = filter_backend_resources(handles, family).record(family)
+        tables += [record, ipvs_resources(handles, family).real_servers]
+    return bool(served_cluster_ips(table.observe() for table in tables))
 
 
 def _kube_proxy_uses_ipvs(handles: KernelHandles, family: str) -> bool:
