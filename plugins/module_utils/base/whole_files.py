@@ -15,8 +15,9 @@ from .errors import KernelError, os_errors
 
 #: The first line of configuration files that the collection writes whole.
 MANAGED_LINE = "# Managed by the Ansible collection kubenode.proxy; changes are overwritten."
-#: Raised for a directory that the caller may only create names in, and by file systems that cannot sync directories.
-_NOT_SYNCABLE = frozenset((errno.EACCES, errno.EINVAL))
+#: Raised for a directory that the caller may only create names in, by file systems that cannot sync directories, and
+#: where another process has removed the directory by now.
+_NOT_SYNCABLE = frozenset((errno.EACCES, errno.EINVAL, errno.ENOENT))
 
 
 def is_managed(text: str) -> bool:
@@ -41,13 +42,12 @@ def write_whole(path: str, content: bytes, mode: int = 0o600, owner: Optional[Tu
             if owner is not None:
                 os.fchown(descriptor, *owner)
             os.fsync(descriptor)
-        os.replace(temporary, path)
+        rename_durably(temporary, path)
     except BaseException:
         # A file system that became read-only keeps it, and the first error is the reason.
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    _sync_directory(directory)
 
 
 def check_room(path: str, room: int = 1) -> None:
@@ -64,10 +64,26 @@ def check_room(path: str, room: int = 1) -> None:
             os.posix_fallocate(file.fileno(), 0, room)
 
 
-def remove_file(path: str) -> None:
-    """Remove a file; one that does not exist is not an error. Raises KernelError."""
-    with os_errors(KernelError, f"{path}: cannot be removed"), contextlib.suppress(FileNotFoundError):
+def unlink_durably(path: str) -> bool:
+    """Remove a file so that no power loss brings it back; return whether there was one. Raises OSError."""
+    try:
         os.unlink(path)
+    except FileNotFoundError:
+        return False
+    _sync_directory(os.path.dirname(path) or ".")
+    return True
+
+
+def rename_durably(source: str, target: str) -> None:
+    """Rename a file within its directory so that no power loss undoes it. Raises OSError."""
+    os.replace(source, target)
+    _sync_directory(os.path.dirname(target) or ".")
+
+
+def remove_file(path: str) -> None:
+    """Remove a file, also over a power loss; one that does not exist is not an error. Raises KernelError."""
+    with os_errors(KernelError, f"{path}: cannot be removed"):
+        unlink_durably(path)
 
 
 def _sync_directory(directory: str) -> None:

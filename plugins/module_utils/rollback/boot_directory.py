@@ -15,7 +15,7 @@ from typing import Tuple
 from ..base.errors import HistoryError, os_errors
 from ..base.installed import BOOT_DIRECTORY, BOOT_STATE
 from ..base.regular_files import read_regular
-from ..base.whole_files import remove_file, write_whole
+from ..base.whole_files import remove_file, rename_durably, unlink_durably, write_whole
 from .decisions import own_directory
 
 DIRECTORY = BOOT_DIRECTORY
@@ -38,7 +38,7 @@ def exists() -> bool:
 def confirm() -> Tuple[str, ...]:
     """Let the state of a change that was just confirmed replace the one before it; return a warning on failure."""
     try:
-        os.replace(path_of(UNCONFIRMED), path_of(STATE))
+        rename_durably(path_of(UNCONFIRMED), path_of(STATE))
     except FileNotFoundError:
         return ()
     except OSError as error:
@@ -87,7 +87,7 @@ def _copy(source: str, target: str) -> None:
             renewed, content = os.lstat(source).st_mtime_ns, read_regular(source, MOST_BYTES)
         except FileNotFoundError:
             if os.path.lexists(target):
-                os.unlink(target)
+                unlink_durably(target)
             return
     with os_errors(HistoryError, f"{target}: cannot be written"):
         write_whole(target, content)

@@ -18,7 +18,7 @@ from typing import Mapping
 
 from ..base.errors import HistoryError, os_errors
 from ..base.regular_files import others_write
-from ..base.whole_files import write_whole
+from ..base.whole_files import rename_durably, write_whole
 
 # Temporary files of ``write_whole`` for saved states, their outcomes, and the files of the next boot.
 _UNFINISHED = re.compile(r"\.((state(-\d{6})?|unconfirmed)\.json\.gz(\.boot)?|outcomes\.json|boot\.pyz|writable)\..+\Z")
@@ -75,7 +75,7 @@ def claim(directory: str, waiting: str, decision: str) -> bool:
     """
     with os_errors(HistoryError, directory):
         try:
-            os.rename(os.path.join(directory, waiting), os.path.join(directory, decision))
+            rename_durably(os.path.join(directory, waiting), os.path.join(directory, decision))
         except FileNotFoundError:
             return False
     return True

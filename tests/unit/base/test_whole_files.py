@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import List
 
 import pytest
 
@@ -49,6 +50,41 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(OSError, match="No space left"):
         write_whole(str(tmp_path / "file"), b"new")
     assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "old"
+
+
+def test_a_removal_and_a_renaming_are_written_out_with_their_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power loss brings a removed state back, as tests/systemd/test_power_cuts.py has shown."""
+    synced: List[int] = []
+    monkeypatch.setattr(whole_files.os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    directory = tmp_path.stat().st_ino
+    for name in ("file", "other"):
+        (tmp_path / name).write_text("text")
+    whole_files.rename_durably(str(tmp_path / "file"), str(tmp_path / "other"))
+    assert synced == [directory] and os.listdir(tmp_path) == ["other"]
+    assert whole_files.unlink_durably(str(tmp_path / "other"))
+    assert synced == [directory] * 2 and os.listdir(tmp_path) == []
+    assert not whole_files.unlink_durably(str(tmp_path / "other"))
+    (tmp_path / "file").write_text("text")
+    whole_files.remove_file(str(tmp_path / "file"))
+    assert synced == [directory] * 3
+
+
+def test_a_directory_that_another_process_has_removed_by_now_needs_no_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of convergences is removed with its directory, by each of several processes."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "lock").touch()
+    really_unlink = os.unlink
+
+    def unlink(path: str) -> None:
+        really_unlink(path)
+        (tmp_path / "state").rmdir()
+
+    monkeypatch.setattr(whole_files.os, "unlink", unlink)
+    assert whole_files.unlink_durably(str(tmp_path / "state" / "lock"))
 
 
 def test_times_are_in_utc_without_fractions() -> None:

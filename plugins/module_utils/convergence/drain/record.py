@@ -9,7 +9,6 @@ belong to root, that others can write, or that is not a regular file without oth
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple, Optional
 
 from ...base.errors import ProxyError, os_errors
 from ...base.regular_files import parse_json, read_trusted
-from ...base.whole_files import write_whole
+from ...base.whole_files import unlink_durably, write_whole
 from ..runtime.state_directory import prepare_state_directory
 
 DEFAULT_FILE = "/var/lib/kubenode-proxy/drain.json"
@@ -117,7 +116,5 @@ def write_record(path: str, record: DrainRecord) -> None:
 
 def remove_record(path: str) -> bool:
     """Remove the file, whatever it is; return whether there was one. Raises DrainError."""
-    with os_errors(DrainError, f"{path}: cannot be removed"), contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-        return True
-    return False
+    with os_errors(DrainError, f"{path}: cannot be removed"):
+        return unlink_durably(path)
