@@ -147,7 +147,7 @@ import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.su
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.state_directory import (
-    DEFAULT_DIRECTORY,
+    STATE_DIRECTORY,
     control_socket,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.agent_state import (
@@ -177,7 +177,7 @@ def status(module: AnsibleModule) -> Dict[str, Any]:
 
 def main() -> None:
     """Run the module."""
-    options = {"state_directory": {"type": "path", "default": DEFAULT_DIRECTORY}}
+    options = {"state_directory": {"type": "path", "default": STATE_DIRECTORY}}
     run(status, {**options, "wait_timeout": {"type": "float", "default": 0.0}})
 
 

@@ -91,7 +91,7 @@ options:
   lock_timeout:
     description:
       - Fail if a convergence would, because the agent runs, or because another convergence does not end within this
-        number of seconds. Not in check mode.
+        number of seconds. In check mode only the agent counts.
     type: float
 attributes:
   check_mode:
@@ -161,11 +161,9 @@ from ansible.module_utils.basic import AnsibleModule
 
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python as supported
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import PreflightError, ProxyError, os_errors
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.installed import STATE_DIRECTORY
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.whole_files import check_room
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.state_directory import (
-    DEFAULT_DIRECTORY,
-)
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import read_text
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import find_program
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import run as execute
@@ -194,8 +192,10 @@ def check_node(module: AnsibleModule) -> Dict[str, Any]:
                 reasons.append(f"{variable}: {error}" if variable else str(error))
     if reasons:
         raise PreflightError("; ".join(reasons))
-    if module.params["lock_timeout"] is not None and not module.check_mode:
-        with ConvergenceLock(DEFAULT_DIRECTORY, module.params["lock_timeout"]):
+    if module.params["lock_timeout"] is not None:
+        lock = ConvergenceLock(STATE_DIRECTORY, module.params["lock_timeout"])
+        lock.refuse_agent()
+        with contextlib.nullcontext() if module.check_mode else lock:
             pass
     paths = {name: find_program(name) for name in module.params["names"]}
     found = {name: path for name, path in paths.items() if path}

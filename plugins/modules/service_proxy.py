@@ -331,6 +331,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.installed import HISTORY_DIRECTORY
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.defaults import (
     DEFAULT_KEEP,
     DEFAULT_UNSERVED_PERCENT,
@@ -338,7 +339,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.default
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import arguments
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.earlier import earlier_result
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.places import DEFAULT_DIRECTORY
 
 
 def perform(module: AnsibleModule) -> Dict[str, Any]:
@@ -361,7 +361,7 @@ _OPTIONS = {
     "always_observe": {"type": "bool", "default": False},
     **arguments.source_spec(),
     **arguments.proxy_spec(),
-    "history_directory": {"type": "path", "default": DEFAULT_DIRECTORY},
+    "history_directory": {"type": "path", "default": HISTORY_DIRECTORY},
     "keep_states": {"type": "int", "default": DEFAULT_KEEP},
     "boot": {"type": "bool"},
 }

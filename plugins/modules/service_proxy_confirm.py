@@ -132,11 +132,11 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.installed import HISTORY_DIRECTORY
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probing.attempts import parse_probe, run_probes
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import probe_records
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.confirm import confirm, reject
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.places import DEFAULT_DIRECTORY
 
 
 def confirmed(module: AnsibleModule) -> Dict[str, Any]:
@@ -167,7 +167,7 @@ _OPTIONS = {
     "state": {"type": "int"},
     "probes": {"type": "list", "elements": "str", "default": []},
     "probe_timeout": {"type": "float", "default": 15.0},
-    "history_directory": {"type": "path", "default": DEFAULT_DIRECTORY},
+    "history_directory": {"type": "path", "default": HISTORY_DIRECTORY},
 }
 
 

@@ -179,6 +179,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.installed import HISTORY_DIRECTORY
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.state_directory import control_socket
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import convergence_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
@@ -187,7 +188,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.resu
     table_differences,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.lost_endpoints import Sources, judge_state
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.places import DEFAULT_DIRECTORY
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import RollbackRequest, rollback
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
 
@@ -230,7 +230,7 @@ _OPTIONS = {
     "ignore_findings": {"type": "list", "elements": "str", "default": []},
     "stop_agent": {"type": "bool", "default": True},
     **convergence_spec(),
-    "history_directory": {"type": "path", "default": DEFAULT_DIRECTORY},
+    "history_directory": {"type": "path", "default": HISTORY_DIRECTORY},
     "keep_states": {"type": "int"},
 }
 

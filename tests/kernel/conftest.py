@@ -15,12 +15,11 @@ from typing import Iterator, List, Optional
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import state_directory
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import places
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.installed import HISTORY_DIRECTORY, STATE_DIRECTORY
 from tests.lab import system
 
 #: Where a service proxy of this host would keep its state: no test may write there.
-OF_THE_HOST = (Path(places.DEFAULT_DIRECTORY), Path(state_directory.DEFAULT_DIRECTORY))
+OF_THE_HOST = (Path(HISTORY_DIRECTORY), Path(STATE_DIRECTORY))
 
 
 def pytest_sessionstart() -> None:

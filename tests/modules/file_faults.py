@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Sequence
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.base.installed import HISTORY_DIRECTORY
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.form import unpack_record
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.places import DEFAULT_DIRECTORY
 from tests.lab.faulty_disk import CALLS, FULL, REASONS, mount_script, tracer
 from tests.lab.namespaces import HIDDEN, ROOT, Namespaces, ansible_environment
 
@@ -159,7 +159,7 @@ def is_whole(path: str, written: List[Any]) -> bool:
     """Return whether a file is complete, where its format shows that. One without content counts as missing."""
     content = base64.b64decode(written[1])
     try:
-        if path.startswith(f"{DEFAULT_DIRECTORY}/state-"):
+        if path.startswith(f"{HISTORY_DIRECTORY}/state-"):
             unpack_record(content)
         elif path.endswith(".gz"):
             json.loads(gzip.decompress(content))

@@ -115,6 +115,18 @@ def test_a_comparison_in_another_mode_than_the_agents_says_so(node, installed, c
     assert "(compared in nftables mode, but its agent runs in iptables mode: set service_proxy_mode" in verified.output
 
 
+def test_a_check_of_a_convergence_is_refused_beside_the_agent_as_the_run_is(node, installed, cluster):
+    given = {"service_proxy_kubeconfig": str(cluster.kubeconfig), "service_proxy_mode": "iptables"}
+    reasons = []
+    for options in (["--check"], []):
+        refused = node.role("service_proxy", given, *options, failing=True)
+        reasons += re.findall(r'"msg": "([^"]*held by process [^"]*)"', refused.output)
+        assert refused.changed == 0
+    assert len(reasons) == 2 and reasons[0] == reasons[1], reasons
+    checked = node.run("kubenode-proxy", "converge", "--check", check=False)
+    assert checked.returncode == 1 and reasons[0] in checked.stderr
+
+
 @pytest.mark.full
 def test_an_agent_that_cannot_apply_changes_fails_the_playbook(node, installed, variables, cluster):
     program, away = "/usr/sbin/xtables-nft-multi", "/srv/xtables-nft-multi"

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from typing import Dict, NamedTuple, Tuple
 
+from ..base.installed import STATE_DIRECTORY
 from ..cluster.api.resource_types import ResourceType
 from ..configuration.load import load_given
 from ..configuration.model import KubeProxyConfiguration
 from ..convergence.defaults import DEFAULT_UNSERVED_PERCENT
 from ..convergence.drain.record import DEFAULT_FILE as DEFAULT_DRAIN
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
-from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..serviceports.node import node_name
 from .telemetry.log import Log
 
@@ -64,7 +64,7 @@ class AgentOptions(NamedTuple):
     node_name: str = ""
     mode: str = ""
     fallback: str = ""
-    state_directory: str = DEFAULT_STATE
+    state_directory: str = STATE_DIRECTORY
     #: The file for the cluster state, empty for none.
     cache: str = DEFAULT_CACHE
     #: Path of the unix socket for the node command, empty for none.

@@ -12,3 +12,7 @@ BOOT_DIRECTORY = "/var/lib/kubenode-proxy-boot"
 BOOT_STATE = f"{BOOT_DIRECTORY}/state.json.gz"
 #: Exists while ``migrate`` keeps kube-proxy off the node.
 KEPT_OFF_FILE = "/var/lib/kubenode-proxy/kube-proxy-kept-off"
+#: The default directory of saved states.
+HISTORY_DIRECTORY = "/var/lib/kubenode-proxy-history"
+#: The directory of the lock and the ledger.
+STATE_DIRECTORY = "/run/kubenode-proxy"

@@ -35,6 +35,7 @@ from ..convergence.node import NodeView, view_node
 from ..convergence.policy import find_links, node_policy, policy_options
 from ..convergence.prepare import check_cluster
 from ..convergence.request import Report, Request
+from ..convergence.runtime.lock import ConvergenceLock
 from ..explain.connection import Subject, connection_document
 from ..explain.explain import ExplainedFamily, Stages, explain, explained_families, explanation_document
 from ..explain.flows import Kernel
@@ -177,6 +178,8 @@ def converge_once(arguments: argparse.Namespace) -> CommandResult:
         unattended=arguments.unattended,
     )
     request = _with_history(request, arguments)
+    if request.check:
+        ConvergenceLock(request.state_directory, 0.0).refuse_agent()
     next_boot = None
     if not request.check and not os.geteuid():
         documents = documents_in(arguments.config) if arguments.config else Documents({}, {})

@@ -12,15 +12,13 @@ from typing import Any, Callable, Tuple, Type, Union
 
 from ..base.durations import parse_duration
 from ..base.errors import ConfigurationError
-from ..base.installed import CONFIGURATION_FILE
+from ..base.installed import CONFIGURATION_FILE, HISTORY_DIRECTORY, STATE_DIRECTORY
 from ..base.mode_names import AUTO, IPTABLES, MODES
 from ..base.ranges import unacceptable
 from ..convergence.defaults import DEFAULT_KEEP, DEFAULT_LOCK_SECONDS, DEFAULT_UNSERVED_PERCENT
 from ..convergence.drain.record import DEFAULT_FILE, DEFAULT_SECONDS, MOST_SECONDS
 from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
-from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..explain.target import parse_end, parse_target
-from ..rollback.places import DEFAULT_DIRECTORY as DEFAULT_HISTORY
 from .result import UsageError
 
 #: A function that adds an option, and those that add the options of one command.
@@ -82,7 +80,7 @@ _add_ignored = option("--ignore", action="append", default=[], metavar="FINDING"
 _LOCK_TEXT = "how long to wait for another convergence"
 _add_lock = numeric("--lock-timeout", float, DEFAULT_LOCK_SECONDS, "SECONDS", _LOCK_TEXT)
 _add_token = option("--token", default=DEFAULT_TOKEN, metavar="FILE", help="a token, renewed at half its lifetime")
-_add_history = option("--history", default=DEFAULT_HISTORY, metavar="DIR", help="directory of saved states")
+_add_history = option("--history", default=HISTORY_DIRECTORY, metavar="DIR", help="directory of saved states")
 _add_diff = option("--diff", action="store_true", help="show every entry that changes")
 
 
@@ -103,7 +101,7 @@ _FINDINGS = (_add_configuration, _add_ignored)
 #: What a command needs even if it serves nothing.
 _CONFIGURATION = (
     *_FINDINGS,
-    option("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="lock and ledger, deleted by a reboot"),
+    option("--state-directory", default=STATE_DIRECTORY, metavar="DIR", help="lock and ledger, deleted by a reboot"),
 )
 _API_TEXT = "how to reach the API server (default: the configuration's)"
 _TRY_TEXT = "kubeconfig with the token: one that the API server rejects is to be renewed as well"
@@ -179,7 +177,7 @@ ROLLBACK: Options = (
     _add_diff,
     _add_history,
     _keep("all"),
-    option("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="directory of the lock"),
+    option("--state-directory", default=STATE_DIRECTORY, metavar="DIR", help="directory of the lock"),
     _add_lock,
     _add_output,
 )

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, NamedTuple, Optional, Tuple
 
 from ..base.errors import Refusal
+from ..base.installed import STATE_DIRECTORY
 from ..cluster.model import NamespacedName
 from ..cluster.state import ClusterState
 from ..configuration.model import KubeProxyConfiguration
 from .defaults import DEFAULT_KEEP, DEFAULT_LOCK_SECONDS, DEFAULT_UNSERVED_PERCENT
-from .runtime.state_directory import DEFAULT_DIRECTORY
 
 if TYPE_CHECKING:
     from .probing.traffic import Target
@@ -43,7 +43,7 @@ class Request(NamedTuple):
     #: Include the lines of every changed table.
     describe: bool = False
     #: The directory of the lock and the ledger, which should not survive a reboot.
-    state_directory: str = DEFAULT_DIRECTORY
+    state_directory: str = STATE_DIRECTORY
     #: Seconds to wait for another convergence.
     lock_timeout: float = DEFAULT_LOCK_SECONDS
     #: Names of preflight findings to ignore.

@@ -10,9 +10,9 @@ import os
 from typing import TYPE_CHECKING, Any, ContextManager, Dict, Mapping, Tuple
 
 from ..base.errors import ConfigurationError
+from ..base.installed import STATE_DIRECTORY
 from ..base.mode_names import AUTO, IPTABLES, MODES
 from ..convergence.defaults import DEFAULT_LOCK_SECONDS
-from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY
 
 if TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule
@@ -84,7 +84,7 @@ def convergence_spec() -> Spec:
     """Return the options of all modules that converge a node or predict what a convergence would change."""
     return {
         "lock_timeout": {"type": "float", "default": DEFAULT_LOCK_SECONDS},
-        "state_directory": {"type": "path", "default": DEFAULT_DIRECTORY},
+        "state_directory": {"type": "path", "default": STATE_DIRECTORY},
         "diff_lines": {"type": "int", "default": 200},
     }
 

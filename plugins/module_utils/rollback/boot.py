@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence
 
 from ..base.errors import HistoryError, KernelError, ProxyError
 from ..base.installed import KEPT_OFF_FILE
+from ..base.installed import STATE_DIRECTORY as RUNTIME
 from ..base.timestamps import timestamp
 from ..cluster.api_addresses import claims_at
 from ..cluster.files.static import StaticDirectory
@@ -33,7 +34,6 @@ from ..convergence.removal import policy_removal_stages, superseded_stages
 from ..convergence.request import Interfaces, Request
 from ..convergence.runtime.ledger import booted_from, forget, has_converged, record_boot
 from ..convergence.runtime.lock import ConvergenceLock
-from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as RUNTIME
 from ..kernel.facts import machine_identity
 from ..preflight.cluster_state import is_first
 from ..preflight.findings import INCOMPLETE_SNAPSHOT, LOSS, NODE, judge

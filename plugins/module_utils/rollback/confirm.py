@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple, Optional, Tuple
 
 from ..base.errors import HistoryError, KernelError
+from ..base.installed import HISTORY_DIRECTORY
 from . import boot_directory, pending, units
 from .directory import CONFIRMED, REVERTED, WITHDRAWN, HistoryDirectory
-from .places import DEFAULT_DIRECTORY
 
 
 class ConfirmReport(NamedTuple):
@@ -27,7 +27,7 @@ class ConfirmReport(NamedTuple):
 
 
 def confirm(
-    state: Optional[int] = None, check: bool = False, history_directory: str = DEFAULT_DIRECTORY
+    state: Optional[int] = None, check: bool = False, history_directory: str = HISTORY_DIRECTORY
 ) -> ConfirmReport:
     """Confirm the pending change; confirming again changes nothing.
 

@@ -14,11 +14,11 @@ import re
 from typing import Any, Dict, Optional, Tuple
 
 from ..base.errors import HistoryError, os_errors
+from ..base.installed import HISTORY_DIRECTORY
 from ..base.regular_files import SMALL, parse_json, read_regular
 from ..base.timestamps import timestamp
 from ..base.whole_files import check_room, write_whole
 from .decisions import make_own_directory, own_directory
-from .places import DEFAULT_DIRECTORY
 
 CONFIRMED, REVERTED, WITHDRAWN = "confirmed", "reverted", "rolled back"
 
@@ -32,7 +32,7 @@ class HistoryDirectory:
     Every method except ``note`` raises HistoryError if other users can write to the directory, or if it cannot be used.
     """
 
-    def __init__(self, directory: str = DEFAULT_DIRECTORY) -> None:
+    def __init__(self, directory: str = HISTORY_DIRECTORY) -> None:
         self.directory = directory
 
     def check_writable(self) -> None:

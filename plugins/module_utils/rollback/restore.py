@@ -17,13 +17,13 @@ import re
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..base.errors import HistoryError, KernelError, ProxyError
+from ..base.installed import HISTORY_DIRECTORY, STATE_DIRECTORY
 from ..convergence.defaults import DEFAULT_LOCK_SECONDS
 from ..convergence.handles import KernelHandles
 from ..convergence.report import Stopwatch, table_changes
 from ..convergence.request import TableChange
 from ..convergence.runtime.ledger import Flows, write_ledger
 from ..convergence.runtime.lock import ConvergenceLock
-from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..kernel.facts import capabilities
 from ..kernel.nftables.raw.reading import RawSet
 from ..kernel.nftables.raw.resource import key_and_data
@@ -37,7 +37,6 @@ from ..resources import PlannedChange, apply_plan, plan
 from . import pending, units
 from .confirm import withdraw
 from .form import StateRecord
-from .places import DEFAULT_DIRECTORY
 from .stages import kept_server_warnings, module_stages, restore_stages
 from .state import NodeState, observe_policies, observe_state
 from .store import BEFORE_ROLLBACK, History
@@ -82,12 +81,12 @@ class RollbackRequest(NamedTuple):
     """
 
     to: Optional[int] = None
-    history_directory: str = DEFAULT_DIRECTORY
+    history_directory: str = HISTORY_DIRECTORY
     keep: Optional[int] = None
     check: bool = False
     describe: bool = False
     stop_units: bool = True
-    state_directory: str = DEFAULT_STATE
+    state_directory: str = STATE_DIRECTORY
     lock_timeout: float = DEFAULT_LOCK_SECONDS
     judge: Callable[[StateRecord], Tuple[str, ...]] = lambda _record: ()
     ignore_findings: Sequence[str] = ()

@@ -15,6 +15,7 @@ import re
 from typing import Dict, Iterable, List, NamedTuple, Optional
 
 from ..base.errors import HistoryError, errors_as, os_errors
+from ..base.installed import HISTORY_DIRECTORY
 from ..base.regular_files import read_regular
 from ..base.timestamps import timestamp
 from ..convergence.defaults import DEFAULT_KEEP
@@ -24,7 +25,6 @@ from . import boot_directory
 from .decisions import make_own_directory, own_directory, remove_unfinished
 from .directory import HistoryDirectory
 from .form import MOST_BYTES, StateRecord, pack_record, unpack_record
-from .places import DEFAULT_DIRECTORY
 from .state import NodeState
 
 #: The reasons for saving a state. Without a number, ``rollback`` restores the newest one before a convergence.
@@ -62,7 +62,7 @@ class History(HistoryDirectory):
     Every method raises HistoryError if other users can write to the directory, or if it cannot be used.
     """
 
-    def __init__(self, directory: str = DEFAULT_DIRECTORY, keep: Optional[int] = DEFAULT_KEEP) -> None:
+    def __init__(self, directory: str = HISTORY_DIRECTORY, keep: Optional[int] = DEFAULT_KEEP) -> None:
         if keep is not None and keep < 1:
             raise HistoryError(f"keep: {keep} states cannot be kept, at least 1 is needed")
         super().__init__(directory)

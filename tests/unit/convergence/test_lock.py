@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import threading
@@ -132,6 +133,9 @@ def test_only_a_running_agent_is_not_waited_for(tmp_path, monkeypatch, process, 
         with pytest.raises(KernelError, match=said), ConvergenceLock(str(tmp_path), 0.3):
             pass
         assert bool(waits) is ("0.3 seconds" in said)
+        # A check, which takes no lock, says the same.
+        with pytest.raises(KernelError, match=said) if not waits else contextlib.nullcontext():
+            ConvergenceLock(str(tmp_path), 0.0).refuse_agent()
         with (
             pytest.raises(KernelError, match=r"0\.2 seconds"),
             ConvergenceLock(str(tmp_path), 0.2, outlasts_agent=True),

@@ -22,6 +22,7 @@ from typing import Iterator
 from ...base.errors import KernelError, os_errors
 from ...base.regular_files import open_regular
 from ...base.whole_files import remove_file
+from ...kernel.facts import read_text
 from ...kernel.file_locks import holders
 from .state_directory import prepare_state_directory
 
@@ -105,6 +106,16 @@ class ConvergenceLock:
         with contextlib.suppress(OSError):
             os.rmdir(self._directory)
 
+    def refuse_agent(self) -> None:
+        """Raise KernelError if a running agent holds the lock, as a convergence would; create nothing."""
+        process, _blank, holder = (read_text(self._path) or "").partition(" ")
+        if holder == AGENT and process in holders(self._path):
+            raise self._held_by_agent(process)
+
+    def _held_by_agent(self, process: str) -> KernelError:
+        what = f"{AGENT} of this node is running and programs the node until it is stopped"
+        return KernelError(f"{self._path}: held by process {process}: {what}")
+
     def _acquire(self, deadline: float) -> None:
         while True:
             try:
@@ -120,10 +131,7 @@ class ConvergenceLock:
             if process in others:
                 others = {}
             if not others and holder == AGENT and not self._outlasts_agent and is_running(process):
-                raise KernelError(
-                    f"{self._path}: held by process {process}: {holder} of this node is running and programs the node "
-                    "until it is stopped"
-                )
+                raise self._held_by_agent(process)
             if time.monotonic() >= deadline:
                 known = f"process {process or 'unknown'}: {holder or 'another convergence'} of this node is running"
                 raise KernelError(

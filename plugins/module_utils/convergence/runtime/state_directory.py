@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 
+from ...base.installed import STATE_DIRECTORY
 from ...base.regular_files import others_write
 
-DEFAULT_DIRECTORY = "/run/kubenode-proxy"
 #: The subdirectory that belongs to the agent's user, with the control socket.
 AGENT_DIRECTORY = "agent"
 CONTROL_SOCKET = "agent.sock"
@@ -23,7 +23,7 @@ LEDGER_BYTES = 64 << 20
 PENDING = "/run/kubenode-proxy-confirm"
 
 
-def control_socket(directory: str = DEFAULT_DIRECTORY) -> str:
+def control_socket(directory: str = STATE_DIRECTORY) -> str:
     """Return the path of the agent's control socket below a state directory."""
     return os.path.join(directory, AGENT_DIRECTORY, CONTROL_SOCKET)
 

@@ -1,8 +1,0 @@
-# Copyright: kubenode.proxy contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
-"""The default directory of saved states; imports nothing."""
-
-from __future__ import annotations
-
-DEFAULT_DIRECTORY = "/var/lib/kubenode-proxy-history"
