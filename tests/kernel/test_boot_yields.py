@@ -14,7 +14,6 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages import release
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings import ERROR, KUBE_PROXY, Finding
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import (
@@ -23,6 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import (
     boot_keeping,
     boot_state,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import inspect
 from tests.kernel.test_migration_adopt import CASES, make_node
 from tests.lab import manifests, recorded
 from tests.lab.system import run
@@ -42,20 +42,27 @@ def directory(tmp_path, monkeypatch):
     monkeypatch.setattr(boot, "service_proxy_findings", lambda **_options: [])
 
 
-def restore(mode: str, directory: Path) -> str:
+def restore(mode: str, directory: Path, filter_backend: str = "") -> str:
     """Restore the state of a node that has served one Service; return what the program says."""
+    assert keep(mode, directory, filter_backend) is not None
+    return boot.restore_at_boot(WEEK)[0]
+
+
+def keep(mode: str, directory: Path, filter_backend: str = "") -> Request:
+    """Keep the state of a node that has served one Service, and return the request that has served it."""
     ports = [manifests.port(80, name="web")]
     endpoints = [manifests.endpoint("10.244.9.9", "elsewhere")]
     objects = [
         manifests.service("web", "10.96.200.1", ports),
         manifests.endpoint_slice("web", endpoints, ports),
     ]
-    configuration = load({"mode": mode}).configuration
+    node = {"ipvsFilterBackend": filter_backend} if filter_backend else {}
+    configuration = load({"mode": mode}, "", node).configuration
     wanted = Request(ClusterState.from_objects(objects), configuration, objects=lambda: iter(objects))
-    found = boot_state.NextBoot(boot_state.BootSettings({"mode": mode}), True)
-    unrecorded = wanted._replace(state_directory=str(directory))
-    assert boot_keeping.keep(unrecorded, found, (mode, ""), "here", (), confirmed=True) == []
-    return boot.restore_at_boot(WEEK)[0]
+    found = boot_state.NextBoot(boot_state.BootSettings({"mode": mode}, node), True)
+    unrecorded = wanted._replace(state_directory=str(directory), whole_cluster=False)
+    assert boot_keeping.keep(unrecorded, found, (mode, filter_backend), "here", (), confirmed=True) == []
+    return unrecorded
 
 
 def recorded_rules(name: str) -> List[str]:
@@ -111,11 +118,23 @@ def test_what_a_boot_has_restored_goes_once_kube_proxy_serves_by_ipvs(tmp_path, 
         assert rule in left
 
 
+@pytest.mark.ipvs
+@pytest.mark.parametrize("filter_backend", ["iptables", "nftables"])
+def test_ipvs_mode_is_restored_with_its_filter_backend(tmp_path, filter_backend):
+    make_node()
+    wanted = keep("ipvs", tmp_path, filter_backend)
+    assert "is restored in ipvs mode: 1 Services" in boot.restore_at_boot(WEEK)[0]
+    assert "10.96.200.1:80" in run(["ipvsadm", "-Ln"])
+    report = inspect(wanted)
+    assert (report.ipvs_filter_backend, report.changes) == (filter_backend, ())
+
+
+@pytest.mark.ipvs
 def test_a_table_goes_once_kube_proxy_serves_by_ipvs(tmp_path, monkeypatch):
-    """Versions before 1.31 do not remove it. This kernel has no IPVS: the test above looks for it."""
+    """Versions before 1.31 do not remove it."""
     make_node()
     restore("nftables", tmp_path)
-    monkeypatch.setattr(release, "serves_by_ipvs", lambda _handles: True)
+    recorded.load(CASE / "state-ipvs.txt", run)
     monkeypatch.setattr(boot, "service_proxy_findings", lambda: [PROXY])
     (line,) = boot.restore_at_boot(WEEK)
     assert line.endswith("what was restored at boot is removed, and will not be restored again")

@@ -12,6 +12,7 @@ another. On the console it prints ``BOOTED NUMBER``, with 0 for a node without a
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -25,7 +26,11 @@ from tests.lab import manifests
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import boot_directory, boot_state
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import (
+    boot_directory,
+    boot_keeping,
+    boot_state,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.boot_keeping import NextBoot
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.boot_state import BootSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge, inspect
@@ -101,6 +106,8 @@ def changes(first: int, before: int, modes: Sequence[str]) -> Iterator[str]:
     while True:
         yield f"BEGIN {number}"
         mode = mode_of(number, modes)
+        # Every other change is the first one after an upgrade, which writes the program again.
+        boot_keeping.engine_digest = functools.partial(str, number // 2)
         converge(request(number, mode), next_boot=NextBoot(BootSettings(**configuration(mode)), True))
         yield f"DONE {number}"
         if number % _EVERY_ROLLBACK == 0:

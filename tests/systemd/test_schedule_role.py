@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import pytest
@@ -180,6 +181,12 @@ def test_a_node_without_an_agent_is_reported_as_fine(node, scheduled, tmp_path):
 def test_runs_are_sandboxed_and_metrics_are_readable_for_all(node, scheduled):
     assert node.unit(RUN, "User")["User"] == "kubenode-proxy"
     assert node.output("stat", "-L", "-c", "%a", METRICS).strip() == "644"
+    # As the role service_proxy has it: only root can read the state, and renew it.
+    state = "/var/lib/kubenode-proxy-boot/state.json.gz"
+    node.run("install", "-d", "-m", "0711", os.path.dirname(state))
+    node.run("touch", "-d", "@500000000", state)
+    assert run_now(node) == 0 and metrics(node)["boot_state_timestamp_seconds"] == 500000000
+    node.run("rm", "-r", os.path.dirname(state))
     assert (
         node.output("stat", "-c", "%a", "/var/lib/kubenode-proxy", "/var/lib/kubenode-proxy/schedule").split()
         == ["755"] * 2

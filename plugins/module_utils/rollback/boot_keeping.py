@@ -97,6 +97,8 @@ def _write(first: Dict[str, Any], objects: Iterable[Any], confirmed: bool) -> No
         os.utime(path_of(STATE))
         return
     make_own_directory(DIRECTORY)
+    # Scheduled runs of another user show the age of the state.
+    os.chmod(DIRECTORY, 0o711)
     if not intact:
         _write_program(program)
         first["program"] = _checksum(program)

@@ -33,7 +33,10 @@ HELP = {
     "refused_objects": "Invalid objects of the cluster that the last run skipped.",
     "changed_tasks": "Tasks of the playbook that have changed something at the last run.",
     "failed_tasks": "Tasks of the playbook that have failed at the last run.",
+    "boot_state_timestamp_seconds": "When the state with which the node boots was written or renewed.",
 }
+# Only runs of root renew it. Its directory shows other users no more than its time.
+BOOT_STATE = "/var/lib/kubenode-proxy-boot/state.json.gz"
 # The status of "kubenode-proxy converge --check" when something differs.
 DIFFERENT = 3
 TEMPORARY = ".metrics-"
@@ -207,6 +210,9 @@ def report(path: str, status: int, found: Samples, duration: float) -> int:
     if success is not None:
         samples.append(("last_success_timestamp_seconds", "", success))
     samples += [("success", "", float(status == 0)), ("duration_seconds", "", round(duration, 3)), *found]
+    # A node that is not to restore a state has none.
+    with contextlib.suppress(OSError):
+        samples.append(("boot_state_timestamp_seconds", "", os.lstat(BOOT_STATE).st_mtime))
     try:
         write(path, render(samples))
     except OSError as error:

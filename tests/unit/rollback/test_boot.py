@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -105,6 +106,8 @@ def test_what_ran_on_the_node_is_omitted() -> None:
 
 def test_of_an_old_state_only_what_everything_needs_is_restored(directory) -> None:
     _keep([*_cluster(), *_service("kube-dns", "10.96.0.53", [], "kube-system")])
+    # Scheduled runs of another user show its age.
+    assert stat.S_IMODE(os.stat(directory).st_mode) == 0o711
     os.utime(f"{directory}/state.json.gz", (1, 1))
     assert sorted(_served(_read())) == ["kube-dns", "kubernetes"]
     # A run without changes has the same state, which counts as new.

@@ -42,6 +42,15 @@ def test_report_of_a_convergence(tmp_path):
     assert found["last_success_timestamp_seconds"] == found["last_run_timestamp_seconds"] > 1_600_000_000
 
 
+def test_the_age_of_the_state_with_which_the_node_boots_is_shown_if_it_has_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(scheduled_run, "BOOT_STATE", str(tmp_path / "state"))
+    assert "boot_state_timestamp_seconds" not in run(tmp_path, "converge", json.dumps(REPORT))[1]
+    (tmp_path / "state").touch()
+    os.utime(tmp_path / "state", (5e8, 5e8))
+    for status in (0, 1):
+        assert run(tmp_path, "converge", json.dumps(REPORT), status)[1]["boot_state_timestamp_seconds"] == 5e8
+
+
 def test_a_difference_in_check_mode_is_no_failure(tmp_path):
     assert run(tmp_path, "converge", json.dumps(REPORT), 3)[0] == 0
     status, found = run(tmp_path, "converge", "no report", 3)
