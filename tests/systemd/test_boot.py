@@ -165,7 +165,9 @@ def test_a_node_boots_alone_with_its_last_state(node, mode):
     node.run("systemctl", "restart", UNIT)
     assert LOCAL in programmed(node) and "has converged since it booted" in node.log(UNIT)
     node.run("rm", "/etc/iptables.rules")
+    assert node.unit(f"{AGAIN}.timer", "ActiveState") == {"ActiveState": "active"}
     node.role("service_proxy", {"service_proxy_state": "absent", "service_proxy_leave_unserved": True})
+    assert node.unit(f"{AGAIN}.timer", "ActiveState") == {"ActiveState": "inactive"}
     assert node.run("test", "-e", DIRECTORY, check=False).returncode
     assert node.unit(UNIT, "LoadState") == {"LoadState": "not-found"}
 

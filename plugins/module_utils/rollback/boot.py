@@ -42,8 +42,7 @@ from ..resources import apply_plan, plan
 from . import boot_directory, boot_state, units
 from .boot_state import BootState
 
-#: The timer that looks whether kube-proxy has returned, in seconds after the boot: a pod starts later than the node.
-_AGAIN = "kubenode-proxy-boot-again"
+# When it is looked whether kube-proxy has returned, after the boot.
 _AGAIN_SECONDS = (60.0, 120.0, 300.0, 600.0, 1800.0)
 # The agent has a copy of the cluster state of its own, which is newer.
 _AGENT_ENABLED = "/etc/systemd/system/multi-user.target.wants/kubenode-proxy.service"
@@ -156,12 +155,11 @@ def restore_at_boot(most_seconds: float) -> List[str]:
     try:
         boot_directory.discard_unconfirmed()
         if state.settings.mode and not units.why_not_systemd():
-            program = boot_directory.path_of(boot_directory.PROGRAM)
-            command = [sys.executable, "-I", "-B", program, f"--max-age={most_seconds}"]
+            program = [boot_directory.path_of(boot_directory.PROGRAM), f"--max-age={most_seconds}"]
             # A clean-up removes the program.
-            command = ["/bin/sh", "-c", 'test ! -e "$4" || exec "$@"', "sh", *command]
+            command = ["/bin/sh", "-c", 'test ! -e "$4" || exec "$@"', "sh", sys.executable, "-I", "-B", *program]
             first, *more = _AGAIN_SECONDS
-            units.start_timer(_AGAIN, first, "Look whether kube-proxy has returned", command, *more)
+            units.start_timer(boot_directory.AGAIN, first, "Look whether kube-proxy has returned", command, *more)
     except ProxyError as error:
         warnings.append(str(error))
     return lines + [f"warning: {warning}" for warning in warnings]
@@ -189,7 +187,6 @@ def yield_to_kube_proxy() -> List[str]:
         apply_plan(planned)
         boot_directory.forget()
         forget(RUNTIME)
-    units.stop_timer(_AGAIN)
     return [f"{found[0].what}: what was restored at boot is removed, and will not be restored again"]
 
 

@@ -21,6 +21,8 @@ from .decisions import own_directory
 DIRECTORY = BOOT_DIRECTORY
 #: The program that the unit starts.
 PROGRAM = "boot.pyz"
+#: The timer that looks whether kube-proxy has returned: a pod starts later than the node.
+AGAIN = "kubenode-proxy-boot-again"
 #: The state that counts, and that of a change that waits to be confirmed: a reboot ends such a change.
 STATE, UNCONFIRMED = os.path.basename(BOOT_STATE), "unconfirmed.json.gz"
 
@@ -54,7 +56,12 @@ def discard_unconfirmed() -> None:
 
 
 def forget() -> None:
-    """Keep nothing for the next boot. Raises KernelError."""
+    """Keep nothing for the next boot, and end what the last one has begun. Raises KernelError."""
+    # Imported late: few runs have anything to forget.
+    from . import units
+
+    if os.path.lexists(path_of(PROGRAM)):
+        units.stop_timer(AGAIN)
     for name in (STATE, UNCONFIRMED, PROGRAM):
         remove_file(path_of(name))
     with contextlib.suppress(OSError):
