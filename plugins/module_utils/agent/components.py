@@ -198,7 +198,7 @@ class Components:
     def post(self, about: Optional[Dict[str, str]], kind: str, reason: Reason, action: str, note: str) -> None:
         """Post an Event about an object, by default about this node."""
         node = node_reference(self.node_name)
-        self.api.events.post(Content(about or node, kind, reason, action, note, node if about else None))
+        self.api.events.post(Content(about or node, kind, reason, action, note, related=node if about else None))
 
     def request(self, configuration: Optional[KubeProxyConfiguration] = None) -> Request:
         """Return the request to converge the node with a configuration, by default the one that was loaded."""
