@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ipaddress
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 from unittest import mock
 
@@ -67,6 +67,7 @@ class Arrival(Traversal):
 
     def __init__(self, state: Contents, packet: Packet, chains: Tracer, first: str = "nftables") -> None:
         self._state, self._tracer, self._first = state, chains, first
+        chains.read = set()
         self._server: Optional[VirtualServerKey] = None
         self.more_local = frozenset(ipaddress.ip_address(address).packed for address in state.addresses)
         self._lent = packet.source in NODES and packet.destination in state.addresses
@@ -75,7 +76,7 @@ class Arrival(Traversal):
         self._services = _Chains(state.services, packet)
         self._services.local |= self.more_local
         super().__init__(state.table, packet)
-        self.read |= {_of_services(each) for each in self._services.read}
+        self.read |= {_of_services(each) for each in self._services.read} | chains.read
         self.read.add(_object(ipaddress.ip_address(packet.destination).packed))
 
     def _rest(self, verdict: str, way: Way, hooks: List[str]) -> Iterator[Any]:
@@ -183,9 +184,11 @@ def arrivals_after(
     state: Contents, earlier: Contents, ways: Dict[Packet, Arrival], first: str = "nftables"
 ) -> Dict[Packet, Arrival]:
     """Return the ways of packets after a step."""
-    if (state.chains, state.elements) != (earlier.chains, earlier.elements):
-        return arrivals(state, ways, first)
-    changed = set(state.table.changed if state.table is not earlier.table else ())
+    places_of = {place for place, _rules in state.chains.items() ^ earlier.chains.items()}
+    changed: Set[Object] = {("rules", *place) for place in places_of}  # type: ignore[misc]
+    for key in state.elements.keys() ^ earlier.elements.keys():
+        changed.add(("set", key.set, ",".join(key.element.split(",")[:2])))  # type: ignore[arg-type]
+    changed |= set(state.table.changed if state.table is not earlier.table else ())
     changed |= set(map(_of_services, state.services.changed if state.services is not earlier.services else ()))
     tables = ((state.servers, earlier.servers), (state.real_servers, earlier.real_servers))
     keys = {key for one, other in tables for key, _value in one.items() ^ other.items()}  # type: ignore[attr-defined]
@@ -268,6 +271,8 @@ class Check(Changes[Optional[State]]):
         self._variant = NFT if portion else "legacy"
         self._sizes = {"WHOLE": portion - 1, "PORTION": portion} if portion else {"WHOLE": portions.WHOLE}
         self._most_elements, self._first, self._sources = most_elements, first, sources
+        # Most changes begin or end with a state of an earlier one.
+        self._steady = lru_cache(256)(self._steady_of)
         self._is_exact = not any(each and MODES[each].subsystems.ipvs for each in (mode, self._to_mode))
 
     def desired(self, state: State, node: Node, mode: str = "") -> Mapping[str, Mapping[Any, Any]]:
@@ -278,6 +283,13 @@ class Check(Changes[Optional[State]]):
         ports = service_ports((*state, *self._filling), node.family, node.behaviour)
         rendering: Any = MODES[mode or self.mode].rendering
         return rendering.desired_tables(ports, settings)  # type: ignore[no-any-return]
+
+    def _steady_of(
+        self, state: Optional[State], node: Node, mode: str, services: int
+    ) -> Tuple[Contents, Dict[Packet, Arrival]]:
+        """Return what the kernel holds that serves a state, and the ways of packets then."""
+        held = self.loaded(state, node, mode)
+        return held, arrivals(held, packets(services, self.node.family), self._first)
 
     def loaded(self, state: Optional[State], node: Node, mode: str = "") -> Contents:
         """Return what the kernel of a node holds that serves a state, None if it serves nothing."""
@@ -310,12 +322,10 @@ class Check(Changes[Optional[State]]):
         ``to``: where settings or the behaviour change as well.
         """
         to, services = to or self.node, len(old or new or ())
-        start, end = self.loaded(old, self.node), Contents()
-        if self._to_mode:
-            end = self.loaded(new, to, self._to_mode)
-        where, sent = f"{old} to {new}, {self.mode} to {self._to_mode}", packets(services, self.node.family)
-        earlier, ways = start, arrivals(start, sent, self._first)
-        before, after = fates(ways), fates(arrivals(end, sent, self._first))
+        start, ways = self._steady(old, self.node, self.mode, services)
+        end, ways_after = self._steady(new if self._to_mode else None, to, self._to_mode, services)
+        where = f"{old} to {new}, {self.mode} to {self._to_mode}"
+        earlier, before, after = start, fates(ways), fates(ways_after)
 
         def seen(state: Contents) -> None:
             nonlocal earlier, ways

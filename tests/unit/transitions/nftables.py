@@ -120,7 +120,9 @@ class Table:
         of_chain = kind in (m.NEW_CHAIN, m.DELETE_CHAIN)
         of_table = kind in (m.NEW_TABLE, m.DELETE_TABLE)
         name = attribute_text(found[1 if of_table else 3 if of_chain else 2])
-        self.changed |= {("chain", name, b""), HOOKS} if of_chain or of_table else {("chain", name, b"")}
+        self.changed.add(("chain", name, b""))
+        if of_table or (of_chain and (parse_hook(found) or (name in self.chains and self.chains[name].base))):
+            self.changed.add(HOOKS)
         if kind == m.NEW_TABLE:
             self.key = ObjectKey("table", name)
         elif kind == m.DELETE_TABLE:

@@ -11,7 +11,20 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
-from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import (
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Set,
+    Tuple,
+    Union,
+)
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
     ChainKey,
@@ -60,13 +73,16 @@ class Tracer:
     """Trace packets through a chain table; ``local_addresses`` are those of the node, without loopback.
 
     ``sets``: the elements of each ipset. ``virtual_server``: protocol number, address and port of the one that has sent
-    the packet on, None before IPVS.
+    the packet on, None before IPVS. ``read``: on what outcomes have depended: ``rules`` with table and chain, and
+    ``set`` with its name and the element that was looked up, without a network.
     """
 
     sets: Mapping[str, FrozenSet[str]] = {}
     virtual_server: Optional[Tuple[str, str, str]] = None
+    read: Set[Tuple[str, str, str]]
 
     def __init__(self, table: ChainTable, local_addresses: Iterable[str] = ()) -> None:
+        self.read = set()
         self._local = frozenset(ipaddress.ip_address(address) for address in local_addresses)
         texts: Dict[Tuple[str, str], List[str]] = {}
         for key, value in table.items():
@@ -116,6 +132,7 @@ class Tracer:
 
     def _run(self, table: str, chain: str, state: _State) -> Iterator[Tuple[str, _State]]:
         """Yield verdicts of a chain with the resulting state; the verdict is empty if the chain ends without one."""
+        self.read.add(("rules", table, chain))
         yield from self._from_rule(table, self._chains.get((table, chain), []), 0, state)
 
     def _from_rule(self, table: str, rules: List[_Rule], index: int, state: _State) -> Iterator[Tuple[str, _State]]:
@@ -207,8 +224,10 @@ class Tracer:
         held = self.sets.get(name, frozenset())
         first, *_port, last = [packet.source if word == "src" else packet.destination for word in directions] * 2
         if len(directions) == 1:
+            self.read |= {("set", name, first), ("set", name, str(packet.port))}
             return first in held or str(packet.port) in held
         frontend = f"{first},{packet.protocol}:{packet.port}"
+        self.read.add(("set", name, frontend))
         if len(directions) == 2:
             return frontend in held
         networks = (each.rpartition(",")[2] for each in held if each.startswith(f"{frontend},"))
