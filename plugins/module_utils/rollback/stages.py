@@ -110,7 +110,8 @@ def _ipvs_stages(
         before.append(Stage(RawIpvsTableResource(family), table, postponed=after_servers(resources.addresses)))
     elif filter_backend.table is not None:
         left = stages.kept.table if to_end else server_record
-        before.append(Stage(filter_backend.table, left, postponed=always))
+        # In the end it goes after the servers that it records, or a rollback that is broken off would not know them.
+        before.append(Stage(filter_backend.table, left, postponed=never if to_end else always))
     return _IpvsStages(before, stages.servers, stages.kept)
 
 

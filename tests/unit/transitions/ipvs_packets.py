@@ -23,7 +23,7 @@ from .iptables import NFT, empty
 from .ipvs import MODES, MOST_ELEMENTS, Contents, Kernel, leaving, leftovers, stages
 from .nftables import Crashed, Object
 from .states import NETS, NODE, NODES, Changes, Node, Packet, State, packets, service_ports
-from .traversal import Traversal, Walk, Way
+from .traversal import Traversal, Walk, Way, packed
 
 Outcomes = Mapping[Packet, FrozenSet[Any]]
 _OWN_PODS = {ipaddress.ip_address(pod).packed for net in NETS.values() for pod in (net.pods[0], net.pods[2])}
@@ -69,7 +69,7 @@ class Arrival(Traversal):
         self._state, self._tracer, self._first = state, chains, first
         chains.read = set()
         self._server: Optional[VirtualServerKey] = None
-        self.more_local = frozenset(ipaddress.ip_address(address).packed for address in state.addresses)
+        self.more_local = frozenset(map(packed, state.addresses))
         self._lent = packet.source in NODES and packet.destination in state.addresses
         if self._lent:
             packet = packet._replace(source=packet.destination)
@@ -77,7 +77,7 @@ class Arrival(Traversal):
         self._services.local |= self.more_local
         super().__init__(state.table, packet)
         self.read |= {_of_services(each) for each in self._services.read} | chains.read
-        self.read.add(_object(ipaddress.ip_address(packet.destination).packed))
+        self.read.add(_object(packed(packet.destination)))
 
     def _rest(self, verdict: str, way: Way, hooks: List[str]) -> Iterator[Any]:
         if verdict in self.ends or hooks:
@@ -93,8 +93,7 @@ class Arrival(Traversal):
         if verdict == "served":
             self._server = VirtualServerKey(self._packet.protocol, self._text(way.address), way.port)
             for each in self._real_servers():
-                packed = ipaddress.ip_address(each.ip).packed
-                sent = way._replace(address=packed, port=each.port)
+                sent = way._replace(address=packed(each.ip), port=each.port)
                 yield from list(self._rest("accept", sent, [f"{_BEHIND}output", f"{_BEHIND}postrouting"]))
             self._server = None
         else:
@@ -163,7 +162,7 @@ def _of_services(read: Object) -> Object:
 
 
 def _way(state: Any) -> Way:
-    address = ipaddress.ip_address(state.packet.destination).packed
+    address = packed(state.packet.destination)
     return Way(address, state.packet.port, state.mark, state.translated, state.masqueraded)
 
 
@@ -193,7 +192,7 @@ def arrivals_after(
     tables = ((state.servers, earlier.servers), (state.real_servers, earlier.real_servers))
     keys = {key for one, other in tables for key, _value in one.items() ^ other.items()}  # type: ignore[attr-defined]
     places = {server_of(key).address for key in keys} | (state.addresses.keys() ^ earlier.addresses.keys())
-    changed |= {_object(ipaddress.ip_address(address).packed) for address in places}
+    changed |= {_object(packed(address)) for address in places}
     affected = [each for each, way in ways.items() if not way.read.isdisjoint(changed)]
     return {**ways, **arrivals(state, affected, first)}
 
@@ -219,7 +218,7 @@ def wrong(
         before, after = (outcomes[packet] for outcomes in ends)
         known, by_node = before | after, packet.source in NODES
         if before != after or packet[1:] in remade:
-            passing = Way(ipaddress.ip_address(packet.destination).packed, packet.port)
+            passing = Way(packed(packet.destination), packet.port)
             known |= {fate._replace(masqueraded=True) for fate in (*known, passing) if isinstance(fate, Way)}
             if (packet.destination in kept or by_node) and not (_served(before) and _served(after)):
                 known |= {"reject", "host", passing}
@@ -228,7 +227,7 @@ def wrong(
             if by_node and "drop" in known | found:
                 continue
         if leaves and packet.destination in old.addresses.keys() ^ new.addresses.keys():
-            passing = Way(ipaddress.ip_address(packet.destination).packed, packet.port)
+            passing = Way(packed(packet.destination), packet.port)
             known |= known if _served(before) and _served(after) else {"reject", "host", passing}
         if not found <= known:
             faults.append(f"{where}: {packet}: {set(found)}, before {set(before)}, after {set(after)}")
@@ -265,6 +264,8 @@ class Check(Changes[Optional[State]]):
         order: Callable[[List[Callable[[], None]]], List[Callable[[], None]]] = lambda steps: steps,
     ) -> None:  # fmt: skip
         super().__init__()
+        #: The table beside IPVS changes at once before the addresses, so that nothing closes other ports of these.
+        self.table_first = False
         self.mode, self.node, self._filling = mode, node, filling
         self._to_mode = mode if to_mode is None else to_mode
         self._connected, self._refuses, self._prepare, self._order = connected, refuses, prepare, order
@@ -336,7 +337,7 @@ class Check(Changes[Optional[State]]):
             if self._is_exact:
                 self.faults += exactly_wrong(step, now, *ends)
             else:
-                leaves = self.mode != self._to_mode
+                leaves = self.mode != self._to_mode or self.table_first
                 self.faults += wrong(
                     step, now, (ends[0], ends[1]), (start, end), leaves, self._refuses and kernel.stopped
                 )

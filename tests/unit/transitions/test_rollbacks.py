@@ -31,7 +31,9 @@ _TABLE = "nftables"
 def check_of(mode: str, to_mode: str, **more: Any) -> Rollback:
     sources = IPVS.isdisjoint((mode, to_mode))
     filling = FILLING if "iptables" in (mode, to_mode) else ()
-    return Rollback(mode, VARIETIES[0], to_mode=to_mode, filling=filling, **{"sources": sources, **more})
+    check = Rollback(mode, VARIETIES[0], to_mode=to_mode, filling=filling, **{"sources": sources, **more})
+    check.table_first = mode == to_mode == _TABLE
+    return check
 
 
 def changes_of(check: Rollback, mode: str, to_mode: str, several: List[Change]) -> List[Change]:
@@ -62,8 +64,11 @@ def test_only_the_mode_is_another(mode: str, to_mode: str) -> None:
     assert check.faults == []
 
 
-@full
-@pytest.mark.parametrize(("mode", "to_mode"), WAYS)
+# The table beside IPVS records which virtual servers are ours, and must not go before them.
+@pytest.mark.parametrize(
+    ("mode", "to_mode"),
+    [pytest.param(*way, marks=[] if way == (_TABLE, "iptables mode") else full) for way in WAYS],
+)
 def test_a_crash_after_each_step(mode: str, to_mode: str) -> None:
     check = check_of(mode, to_mode)
     check.crashes(changes_of(check, mode, to_mode, random_changes(3, 4, 1))[:2])

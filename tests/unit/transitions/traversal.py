@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-from functools import partial
+from functools import cache, partial
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.expressions import register_word
@@ -42,6 +42,13 @@ Walk = Callable[[Way], Set[Tuple[str, Way]]]
 Step = Tuple[Optional[str], Way, Registers]
 _LOCAL = {ipaddress.ip_address(node).packed for node in NODES}
 _NO_MATCH = "no match"
+_EMPTY: Registers = bytes(64)
+
+
+@cache
+def packed(address: str) -> bytes:
+    """Return an address as the kernel has it."""
+    return ipaddress.ip_address(address).packed
 
 
 class Traversal:
@@ -58,7 +65,7 @@ class Traversal:
     def __init__(self, table: Table, packet: Packet) -> None:
         self._table = table
         self._packet = packet
-        self._source, self._destination = (ipaddress.ip_address(each).packed for each in packet[:2])
+        self._source, self._destination = map(packed, packet[:2])
         self.read: Set[Object] = {HOOKS}
         self.local = _LOCAL | self.more_local
         chains = ((name, chain.base) for name, chain in table.chains.items() if chain.base is not None)
@@ -127,14 +134,15 @@ class Traversal:
 
     def _rule(self, rule: Rule, start: Way) -> Iterator[Tuple[str, Way]]:
         """Yield verdicts, empty where the next rule follows, with the packet behind the rule."""
-        pending: List[Tuple[int, Way, Registers]] = [(0, start, bytes(64))]
+        pending: List[Tuple[int, Way, Registers]] = [(0, start, _EMPTY)]
+        parts = rule.expressions
         while pending:
             position, way, registers = pending.pop()
-            if position == len(rule.expressions):
+            if position == len(parts):
                 yield "", way
                 continue
-            part = rule.expressions[position]
-            for verdict, after, held in getattr(self, f"_{part.name}")(part, way, registers):
+            part = parts[position]
+            for verdict, after, held in getattr(self, "_" + part.name)(part, way, registers):
                 if verdict is None:
                     pending.append((position + 1, after, held))
                 else:
