@@ -222,7 +222,8 @@ def wrong(
             known |= {fate._replace(masqueraded=True) for fate in (*known, passing) if isinstance(fate, Way)}
             if (packet.destination in kept or by_node) and not (_served(before) and _served(after)):
                 known |= {"reject", "host", passing}
-            if refused and not _served(before) and _served(after):
+            # Also of a Service that gets ranges before it gets an endpoint, and would be refused otherwise.
+            if refused and not _served(before):
                 known |= {"drop"}
             if by_node and "drop" in known | found:
                 continue
