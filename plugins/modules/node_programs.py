@@ -194,9 +194,11 @@ def check_node(module: AnsibleModule) -> Dict[str, Any]:
         raise PreflightError("; ".join(reasons))
     if module.params["lock_timeout"] is not None:
         lock = ConvergenceLock(STATE_DIRECTORY, module.params["lock_timeout"])
-        lock.refuse_agent()
-        with contextlib.nullcontext() if module.check_mode else lock:
-            pass
+        if module.check_mode:
+            lock.refuse_agent()
+        else:
+            with lock:
+                pass
     paths = {name: find_program(name) for name in module.params["names"]}
     found = {name: path for name, path in paths.items() if path}
     missing = [name for name, path in paths.items() if not path]

@@ -66,10 +66,11 @@ def check_room(path: str, room: int = 1) -> None:
 
 def unlink_durably(path: str) -> bool:
     """Remove a file so that no power loss brings it back; return whether there was one. Raises OSError."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
+    # On a disk that is read-only, unlink(2) fails for a file that does not exist, too.
+    if not os.path.lexists(path):
         return False
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
     _sync_directory(os.path.dirname(path) or ".")
     return True
 

@@ -159,7 +159,8 @@ def preflight(intention: Intention, release: str = "") -> List[Finding]:
     if needs.exclusive:
         findings += [*process_findings(processes()), *ufw_findings()]
         # An accept in another table of nf_tables does not overrule that chain either.
-        findings += forward_findings(forward_policies(variants or find_variants(intention.families)[0]))
+        used = variants if needs.extensions else find_variants(intention.families)[0]
+        findings += forward_findings(forward_policies(used))
     else:
         findings += service_proxy_findings(standalone=True)
     return findings

@@ -42,7 +42,7 @@ from ..resources import apply_plan, plan
 from . import boot_directory, boot_state, units
 from .boot_state import BootState
 
-# When it is looked whether kube-proxy has returned, after the boot.
+# When this program looks whether kube-proxy has returned, after the boot.
 _AGAIN_SECONDS = (60.0, 120.0, 300.0, 600.0, 1800.0)
 # The agent has a copy of the cluster state of its own, which is newer.
 _AGENT_ENABLED = "/etc/systemd/system/multi-user.target.wants/kubenode-proxy.service"
@@ -156,7 +156,7 @@ def restore_at_boot(most_seconds: float) -> List[str]:
         boot_directory.discard_unconfirmed()
         if state.settings.mode and not units.why_not_systemd():
             program = [boot_directory.path_of(boot_directory.PROGRAM), f"--max-age={most_seconds}"]
-            # A clean-up removes the program.
+            # A migration that is reverted removes the program, and not this timer.
             command = ["/bin/sh", "-c", 'test ! -e "$4" || exec "$@"', "sh", sys.executable, "-I", "-B", *program]
             first, *more = _AGAIN_SECONDS
             units.start_timer(boot_directory.AGAIN, first, "Look whether kube-proxy has returned", command, *more)

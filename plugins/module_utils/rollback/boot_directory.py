@@ -50,17 +50,15 @@ def confirm() -> Tuple[str, ...]:
 
 def discard_unconfirmed() -> None:
     """Remove the state of a change that was not confirmed. Raises KernelError."""
-    # On a disk that is read-only, a file that does not exist cannot be removed either.
-    if os.path.lexists(path_of(UNCONFIRMED)):
-        remove_file(path_of(UNCONFIRMED))
+    remove_file(path_of(UNCONFIRMED))
 
 
 def forget() -> None:
     """Keep nothing for the next boot, and end what the last one has begun. Raises KernelError."""
-    # Imported late: few runs have anything to forget.
-    from . import units
-
     if os.path.lexists(path_of(PROGRAM)):
+        # Imported late: few runs have anything to forget.
+        from . import units
+
         units.stop_timer(AGAIN)
     for name in (STATE, UNCONFIRMED, PROGRAM):
         remove_file(path_of(name))
@@ -93,8 +91,7 @@ def _copy(source: str, target: str) -> None:
         try:
             renewed, content = os.lstat(source).st_mtime_ns, read_regular(source, MOST_BYTES)
         except FileNotFoundError:
-            if os.path.lexists(target):
-                unlink_durably(target)
+            unlink_durably(target)
             return
     with os_errors(HistoryError, f"{target}: cannot be written"):
         write_whole(target, content)

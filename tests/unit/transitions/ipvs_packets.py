@@ -183,10 +183,9 @@ def arrivals_after(
     state: Contents, earlier: Contents, ways: Dict[Packet, Arrival], first: str = "nftables"
 ) -> Dict[Packet, Arrival]:
     """Return the ways of packets after a step."""
-    places_of = {place for place, _rules in state.chains.items() ^ earlier.chains.items()}
-    changed: Set[Object] = {("rules", *place) for place in places_of}  # type: ignore[misc]
-    for key in state.elements.keys() ^ earlier.elements.keys():
-        changed.add(("set", key.set, ",".join(key.element.split(",")[:2])))  # type: ignore[arg-type]
+    changed: Set[Object] = {("rules", *place) for place, _rules in state.chains.items() ^ earlier.chains.items()}
+    elements = state.elements.keys() ^ earlier.elements.keys()
+    changed |= {("set", key.set, ",".join(key.element.split(",")[:2])) for key in elements}
     changed |= set(state.table.changed if state.table is not earlier.table else ())
     changed |= set(map(_of_services, state.services.changed if state.services is not earlier.services else ()))
     tables = ((state.servers, earlier.servers), (state.real_servers, earlier.real_servers))
@@ -265,8 +264,6 @@ class Check(Changes[Optional[State]]):
         order: Callable[[List[Callable[[], None]]], List[Callable[[], None]]] = lambda steps: steps,
     ) -> None:  # fmt: skip
         super().__init__()
-        #: The table beside IPVS changes at once before the addresses, so that nothing closes other ports of these.
-        self.table_first = False
         self.mode, self.node, self._filling = mode, node, filling
         self._to_mode = mode if to_mode is None else to_mode
         self._connected, self._refuses, self._prepare, self._order = connected, refuses, prepare, order
@@ -285,6 +282,11 @@ class Check(Changes[Optional[State]]):
         ports = service_ports((*state, *self._filling), node.family, node.behaviour)
         rendering: Any = MODES[mode or self.mode].rendering
         return rendering.desired_tables(ports, settings)  # type: ignore[no-any-return]
+
+    @property
+    def leaves(self) -> bool:
+        """Whether for some steps nothing closes other ports of an address: ipvs mode begins or ends."""
+        return self.mode != self._to_mode
 
     def _steady_of(
         self, state: Optional[State], node: Node, mode: str, services: int
@@ -338,10 +340,8 @@ class Check(Changes[Optional[State]]):
             if self._is_exact:
                 self.faults += exactly_wrong(step, now, *ends)
             else:
-                leaves = self.mode != self._to_mode or self.table_first
-                self.faults += wrong(
-                    step, now, (ends[0], ends[1]), (start, end), leaves, self._refuses and kernel.stopped
-                )
+                refused = self._refuses and kernel.stopped
+                self.faults += wrong(step, now, (ends[0], ends[1]), (start, end), self.leaves, refused)
 
         kernel = Kernel(start, seen, crash, self._refuses, self.node.family)
         kernel.most_elements = self._most_elements

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import (
     attribute_text,
@@ -50,8 +50,9 @@ def target_of(verdict: Any) -> str:
     return verdict.partition(" ")[2] if isinstance(verdict, str) else ""
 
 
-#: A chain or an element: kind, name, and the key of an element. ``HOOKS``: which chains have one.
-Object = Tuple[str, str, bytes]
+#: A chain or an element: kind, name, and the key of an element, which is text in iptables and ipsets. ``HOOKS``: which
+#: chains have one.
+Object = Tuple[str, str, Union[bytes, str]]
 HOOKS: Object = ("hooks", "", b"")
 
 

@@ -110,6 +110,11 @@ def saved_state(held: Contents, node: Node, variant: str, has_device: bool) -> N
 class Rollback(Check):
     """Returns to the new state of a change as it was saved, in place of a convergence to it."""
 
+    @property
+    def leaves(self) -> bool:
+        """See the base class; the table beside IPVS changes at once, and before the addresses."""
+        return super().leaves or self.mode == "nftables"
+
     def _apply(self, kernel: Kernel, state: Optional[State], node: Node, mode: str, faulty: bool = False) -> None:
         if not faulty:
             super()._apply(kernel, state, node, mode)

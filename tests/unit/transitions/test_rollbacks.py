@@ -31,9 +31,7 @@ _TABLE = "nftables"
 def check_of(mode: str, to_mode: str, **more: Any) -> Rollback:
     sources = IPVS.isdisjoint((mode, to_mode))
     filling = FILLING if "iptables" in (mode, to_mode) else ()
-    check = Rollback(mode, VARIETIES[0], to_mode=to_mode, filling=filling, **{"sources": sources, **more})
-    check.table_first = mode == to_mode == _TABLE
-    return check
+    return Rollback(mode, VARIETIES[0], to_mode=to_mode, filling=filling, **{"sources": sources, **more})
 
 
 def changes_of(check: Rollback, mode: str, to_mode: str, several: List[Change]) -> List[Change]:

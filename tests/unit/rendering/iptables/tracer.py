@@ -79,10 +79,9 @@ class Tracer:
 
     sets: Mapping[str, FrozenSet[str]] = {}
     virtual_server: Optional[Tuple[str, str, str]] = None
-    read: Set[Tuple[str, str, str]]
 
     def __init__(self, table: ChainTable, local_addresses: Iterable[str] = ()) -> None:
-        self.read = set()
+        self.read: Set[Tuple[str, str, str]] = set()
         self._local = frozenset(ipaddress.ip_address(address) for address in local_addresses)
         texts: Dict[Tuple[str, str], List[str]] = {}
         for key, value in table.items():
