@@ -151,15 +151,69 @@ def test_chains_in_the_variant_that_kube_proxy_does_not_use_go(tmp_path, monkeyp
     recorded.load(CASE / "state-iptables.txt", run, then)
     of_kube_proxy = run([f"iptables-{then}-save"]).count("KUBE-")
     monkeypatch.setattr(boot, "service_proxy_findings", lambda: [PROXY])
-    (line,) = boot.restore_at_boot(WEEK)
+    (line,) = boot.restore_at_boot(WEEK, first)
     # Which variant is that of kube-proxy is not known without kubelet's chains.
     assert line.endswith("kube-proxy in the same mode has the same chains")
     assert "10.96.200.1" in run([f"iptables-{first}-save"])
     run([f"iptables-{then}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
-    (line,) = boot.restore_at_boot(WEEK)
+    (line,) = boot.restore_at_boot(WEEK, first)
     assert line.endswith("what was restored at boot is removed, and will not be restored again")
     assert "KUBE-" not in run([f"iptables-{first}-save"]) + run([f"ip6tables-{first}-save"])
     assert run([f"iptables-{then}-save"]).count("KUBE-") == of_kube_proxy + 1
+
+
+def other_of(variant: str) -> str:
+    return "nft" if variant == "legacy" else "legacy"
+
+
+def saved_rules(variant: str) -> str:
+    lines = [line for program in ("iptables", "ip6tables") for line in run([f"{program}-{variant}-save"]).splitlines()]
+    return "\n".join(line for line in lines if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_kube_proxy_that_does_not_write_where_kubelet_does_keeps_its_chains(tmp_path, monkeypatch, variant, known):
+    """Its image may have one variant only. The chains where kubelet writes are those that the boot has restored."""
+    make_node()
+    run([f"iptables-{variant}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
+    restore("iptables", tmp_path)
+    recorded.load(CASE / "state-iptables.txt", run, other_of(variant))
+    before = saved_rules("legacy"), saved_rules("nft")
+    monkeypatch.setattr(boot, "service_proxy_findings", lambda: [PROXY])
+    (line,) = boot.restore_at_boot(WEEK, variant if known else "")
+    assert line.endswith("what was restored stays until it serves: kube-proxy in the same mode has the same chains")
+    assert (saved_rules("legacy"), saved_rules("nft")) == before and os.path.exists(boot_directory.DIRECTORY)
+
+
+def test_what_was_restored_serves_until_kube_proxy_has_filled_its_chains(tmp_path, monkeypatch):
+    """It makes them before it knows the Services."""
+    make_node()
+    run(["iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
+    restore("iptables", tmp_path)
+    run(["iptables-legacy", "-t", "mangle", "-X", "KUBE-IPTABLES-HINT"])
+    run(["iptables-nft", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
+    run(["iptables-nft", "-t", "nat", "-N", "KUBE-SERVICES"])
+    monkeypatch.setattr(boot, "service_proxy_findings", lambda: [PROXY])
+    (line,) = boot.restore_at_boot(WEEK, "legacy")
+    assert "what was restored stays until it serves" in line and "10.96.200.1" in run(["iptables-legacy-save"])
+
+
+@pytest.mark.ipvs
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
+def test_chains_go_that_are_in_another_variant_than_those_of_kube_proxys_ipvs_mode(tmp_path, monkeypatch, variant):
+    """It has emptied KUBE-SERVICES only in its own, and these would lead past IPVS."""
+    make_node()
+    run([f"iptables-{variant}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
+    restore("iptables", tmp_path)
+    run([f"iptables-{variant}", "-t", "mangle", "-X", "KUBE-IPTABLES-HINT"])
+    assert "10.96.200.1" in saved_rules(variant)
+    recorded.load(CASE / "state-ipvs.txt", run, other_of(variant))
+    before = saved_rules(other_of(variant))
+    monkeypatch.setattr(boot, "service_proxy_findings", lambda: [PROXY])
+    (line,) = boot.restore_at_boot(WEEK, variant)
+    assert line.endswith("what was restored at boot is removed, and will not be restored again")
+    assert "KUBE-" not in saved_rules(variant) and saved_rules(other_of(variant)) == before
 
 
 def test_what_kube_proxy_has_in_the_same_chains_is_left_to_it(tmp_path, monkeypatch):

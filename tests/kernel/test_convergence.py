@@ -55,7 +55,7 @@ def test_checked_converged_repeated_and_removed(tmp_path, mode, variant):
     tables = {change.table: change for change in done.changes if not change.table.startswith("sysctl")}
     assert tables == {item.table: item for item in checked.changes if not item.table.startswith("sysctl")}
     if mode == "iptables":
-        assert done.xtables_variant.split("(")[1].startswith(variant)
+        assert str(done.xtables_variant).split("(")[1].startswith(variant)
     for again in (converge(request(mode, tmp_path)), converge(request(mode, tmp_path, check=True))):
         assert (again.changed, again.changes) == (False, ())
     converged = everything(tmp_path)

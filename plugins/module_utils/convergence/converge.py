@@ -373,7 +373,7 @@ class _Convergence:
     ) -> Report:
         changes = table_changes(self.planned, self.request.describe, self.of_cluster)
         unselected_pods, unused_policies = self._policy_coverage()
-        variant = next((str(context.variant) for context in contexts if context.variant is not None), "")
+        variant = next((context.variant for context in contexts if context.variant is not None), None)
         return Report(
             mode=chosen.mode.name if chosen is not None else "",
             mode_reason=chosen.reason if chosen is not None else "",

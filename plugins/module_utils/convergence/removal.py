@@ -11,6 +11,7 @@ from ..base.addresses import FAMILIES
 from ..base.errors import KernelError
 from ..kernel.xtables.variant import NFT, Survey, chosen_by_kubelet
 from ..rendering.iptables.fixed import SERVICES
+from ..rendering.ipvs.chains import LOAD_BALANCER_CHAIN
 from ..rendering.networkpolicy.sets import ISOLATED, TABLE
 from ..rendering.served import served_cluster_ips
 from ..rendering.userspace.model import DEVICE
@@ -76,11 +77,12 @@ def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[Famil
     return stages
 
 
-def superseded_stages(mode: Mode, handles: KernelHandles) -> List[Stage]:
+def superseded_stages(mode: Mode, handles: KernelHandles, restored: str = "") -> List[Stage]:
     """Return the stages that remove what ``mode`` has left on a node whose Services kube-proxy serves by now.
 
-    In the same mode kube-proxy has adopted it, except what it does not use. Raises KernelError if it has not, and where
-    that cannot be seen, in iptables mode: there kube-proxy replaces what it does not know.
+    In the same mode kube-proxy has adopted it, except what it does not use, and what is in another variant of iptables.
+    ``restored``: the variant in which this mode has programmed the node, empty if not known: what is in any other one
+    may be kube-proxy's. Raises KernelError if kube-proxy does not serve yet, or where that cannot be seen.
     """
     # Imported late: a convergence needs nothing of it.
     from .modes.stages.release import release_stages, serves_by_ipvs
@@ -89,23 +91,26 @@ def superseded_stages(mode: Mode, handles: KernelHandles) -> List[Stage]:
     tables = [handles.nftables(family) for family in FAMILIES] if handles.has_nftables() else []
     if not used.nftables and served_cluster_ips(table.observe() for table in tables):
         return [*ipvs_removal_stages(handles), *chain_removal_stages(contexts)]
-    chains = [(item, removable_chains(item).observe()) for item in contexts]
-    serves = bool(served_cluster_ips(found for _item, found in chains))
-    if used.ipvs and serves:
-        return ipvs_removal_stages(handles)
+    chains = [(item, item.variant.name if item.variant else "", removable_chains(item).observe()) for item in contexts]
+    serves = bool(served_cluster_ips(found for _item, _name, found in chains))
     by_ipvs = not used.ipvs and serves_by_ipvs(handles)
     if used.nftables and (serves or by_ipvs):
         return nftables_removal_stages(handles)
     if used.chains and by_ipvs:
-        return iptables_remainder_stages(contexts, beside_kube_proxy=True)
+        # It has emptied KUBE-SERVICES in its own variant of iptables only.
+        theirs = [item for item, _name, found in chains if LOAD_BALANCER_CHAIN in found]
+        left = [item for item in contexts if item not in theirs]
+        return [*iptables_remainder_stages(theirs, True), *chain_removal_stages(left, beside_others=True)]
     # kube-proxy writes to the variant that kubelet has chosen; at boot, nothing shows which that will be.
     chosen, _chain = chosen_by_kubelet(Survey().saved)
-    unused = [item for item, found in chains if found and item.variant and item.variant.name != chosen]
-    if not unused or not any(SERVICES in found for item, found in chains if item not in unused):
-        if used.chains and not used.ipvs:
-            raise KernelError("kube-proxy in the same mode has the same chains")
-        unused = []
-    return [*release_stages(handles), *chain_removal_stages(unused, beside_others=True)]
+    moved = chosen != restored and any(found.get(SERVICES) for _item, name, found in chains if name == chosen)
+    left = [item for item, name, _found in chains if moved and name == restored]
+    elsewhere = chain_removal_stages(left, beside_others=True)
+    if used.ipvs and serves:
+        return [*ipvs_removal_stages(handles), *elsewhere]
+    if used.chains and not used.ipvs and not left:
+        raise KernelError("kube-proxy in the same mode has the same chains")
+    return [*release_stages(handles), *elsewhere]
 
 
 def nftables_removal_stages(handles: KernelHandles) -> List[Stage]:

@@ -15,6 +15,7 @@ from ..configuration.model import KubeProxyConfiguration
 from .defaults import DEFAULT_KEEP, DEFAULT_LOCK_SECONDS, DEFAULT_UNSERVED_PERCENT
 
 if TYPE_CHECKING:
+    from ..kernel.xtables.variant import XtablesVariant
     from .probing.traffic import Target
 
 
@@ -113,7 +114,7 @@ class Report(NamedTuple):
     node_name: str
     families: Tuple[str, ...]
     #: The iptables in use.
-    xtables_variant: str
+    xtables_variant: Optional[XtablesVariant]
     #: Something differed (and was changed, unless checking).
     changed: bool
     #: The tables that differ.

@@ -72,7 +72,7 @@ def report_result(report: Report) -> Dict[str, Any]:
         "ipvs_filter_backend": report.ipvs_filter_backend,
         "node_name": report.node_name,
         "families": list(report.families),
-        "variant": report.xtables_variant,
+        "variant": str(report.xtables_variant or ""),
         "counts": dict(report.counts),
         "changes": change_result(report.changes),
         "durations": {stage: round(seconds, 3) for stage, seconds in report.durations.items()},

@@ -125,12 +125,16 @@ def request_of(state: BootState, most_seconds: float) -> Request:
     )
 
 
-def restore_at_boot(most_seconds: float) -> List[str]:
-    """Converge the node to the state that was kept; return what was done, one line each. Raises ProxyError."""
+def restore_at_boot(max_age: float, variant: str = "") -> List[str]:
+    """Converge the node to the state that was kept; return what was done, one line each. Raises ProxyError.
+
+    ``max_age``: in seconds, of a state that is restored whole. ``variant``: of iptables, in which it was restored
+    earlier in this boot, empty if not known.
+    """
     if os.path.lexists(_AGENT_ENABLED):
         return ["the agent serves this node from its own copy of the cluster state"]
     if booted_from(RUNTIME):
-        return yield_to_kube_proxy()
+        return yield_to_kube_proxy(variant)
     if has_converged(RUNTIME):
         return [_CONVERGED]
     # The process ends at once, and what it allocates stays until then.
@@ -144,18 +148,19 @@ def restore_at_boot(most_seconds: float) -> List[str]:
         return ["kube-proxy has been let return to this node"]
     judge(service_proxy_findings(standalone=not state.settings.mode), state.settings.ignore_findings)
     when = timestamp(state.renewed)
-    report = run_convergence(request_of(state, most_seconds), functools.partial(_FirstConvergence, when=when))
+    report = run_convergence(request_of(state, max_age), functools.partial(_FirstConvergence, when=when))
     lines = [
         f"the state of {when} is restored in {report.mode} mode: {report.counts['services']} Services with "
         f"{report.counts['endpoints']} endpoints, without those of pods that ran on this node"
     ]
-    if state.age > most_seconds:
+    if state.age > max_age:
         lines.append("warning: it is too old, so only the API server, DNS and static Services are served")
     warnings = list(report.warnings)
     try:
         boot_directory.discard_unconfirmed()
         if state.settings.mode and not units.why_not_systemd():
-            program = [boot_directory.path_of(boot_directory.PROGRAM), f"--max-age={most_seconds}"]
+            program = [boot_directory.path_of(boot_directory.PROGRAM), f"--max-age={max_age}"]
+            program += [f"--variant={report.xtables_variant.name}"] if report.xtables_variant else []
             # A migration that is reverted removes the program, and not this timer.
             command = ["/bin/sh", "-c", 'test ! -e "$4" || exec "$@"', "sh", sys.executable, "-I", "-B", *program]
             first, *more = _AGAIN_SECONDS
@@ -165,7 +170,7 @@ def restore_at_boot(most_seconds: float) -> List[str]:
     return lines + [f"warning: {warning}" for warning in warnings]
 
 
-def yield_to_kube_proxy() -> List[str]:
+def yield_to_kube_proxy(variant: str) -> List[str]:
     """Remove what was restored, and the state, if kube-proxy serves this node by now; return what was done.
 
     While the node boots it cannot run, since kubelet starts it. An older state must not serve beside it. Raises
@@ -180,7 +185,7 @@ def yield_to_kube_proxy() -> List[str]:
         if not booted_from(RUNTIME):
             return [_CONVERGED]
         try:
-            stages = superseded_stages(mode_named(state.settings.mode), handles)
+            stages = superseded_stages(mode_named(state.settings.mode), handles, variant)
             planned = plan([*stages, *policy_removal_stages(handles)])
         except KernelError as error:
             return [f"{found[0].what}, and what was restored stays until it serves: {error}"]
@@ -190,12 +195,13 @@ def yield_to_kube_proxy() -> List[str]:
     return [f"{found[0].what}: what was restored at boot is removed, and will not be restored again"]
 
 
-def main(argv: Sequence[str], restore: Callable[[float], List[str]] = restore_at_boot) -> int:
+def main(argv: Sequence[str], restore: Callable[..., List[str]] = restore_at_boot) -> int:
     """Restore the state that was kept, and say so, or why not; the exit status is 0 in any case."""
     parser = argparse.ArgumentParser(description="Converge a node to its last state when it boots.")
     parser.add_argument("--max-age", type=float, required=True, help="in seconds, of a state that is restored whole")
+    parser.add_argument("--variant", default="", help="of iptables, in which it was restored earlier in this boot")
     try:
-        lines = restore(parser.parse_args(list(argv)).max_age)
+        lines = restore(**vars(parser.parse_args(list(argv))))
     except Exception as error:
         # Whatever it is: kubelet and the rest of the boot wait for this program.
         what = "the state is not restored, or only in part" if isinstance(error, KernelError) else "nothing is restored"

@@ -276,18 +276,18 @@ def test_a_damaged_state_is_refused_in_one_line(directory, content: bytes, capsy
         file.write(content)
     with pytest.raises(HistoryError, match=r"state\.json\.gz"):
         boot_state.read()
-    assert boot.main(["--max-age", "1"], lambda _most: [str(boot_state.read())]) == 0
+    assert boot.main(["--max-age", "1"], lambda **_given: [str(boot_state.read())]) == 0
     assert capsys.readouterr().out.startswith("kubenode-proxy: nothing is restored: ")
 
 
 def test_whatever_fails_the_boot_continues(capsys) -> None:
-    def failing(_most: float) -> List[str]:
+    def failing(**_given: Any) -> List[str]:
         raise RecursionError("deep")
 
     assert boot.main(["--max-age", "1"], failing) == 0
     assert capsys.readouterr().out == "kubenode-proxy: nothing is restored: RecursionError('deep')\n"
 
-    def refused(_most: float) -> List[str]:
+    def refused(**_given: Any) -> List[str]:
         raise KernelError("IPv6 chains: no")
 
     # IPv4 may be programmed by now.

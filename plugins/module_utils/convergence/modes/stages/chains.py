@@ -140,7 +140,8 @@ def _removed(chains: ChainsResource, with_parameter: bool = True) -> List[Stage]
 def iptables_remainder_stages(contexts: Sequence[FamilyContext], beside_kube_proxy: bool = False) -> List[Stage]:
     """Return stages that remove what ipvs mode does not use: empty tables, and KUBE-FIREWALL unless kubelet uses it.
 
-    ``beside_kube_proxy``: its ipvs mode removes no chains of iptables mode either, so these are removed too.
+    ``beside_kube_proxy``: beside the chains of its ipvs mode, which does not remove those of iptables mode, all of
+    these as well.
     """
     stages = []
     for context in contexts:
