@@ -32,8 +32,7 @@ def write_whole(path: str, content: bytes, mode: int = 0o600, owner: Optional[Tu
     is itself replaced, not its target. The temporary file that a killed writer leaves behind is named ``.NAME.*``.
     Raises OSError.
     """
-    directory = os.path.dirname(path) or "."
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=directory)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path) or ".")
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)

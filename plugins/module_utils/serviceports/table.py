@@ -50,7 +50,7 @@ def expand(
                 continue
             table = tables.setdefault(key, {})
             _add(table, item, port.port, node_name, weights)
-    return {key: _sorted(table) for key, table in tables.items() if table}
+    return {key: tuple([table[text] for text in sorted(table)]) for key, table in tables.items() if table}
 
 
 def endpoint_counts(
@@ -105,12 +105,6 @@ def mark_failing(endpoints: Tuple[Endpoint, ...], failing: Failing) -> Tuple[End
         else endpoint._replace(ready=False, serving=False, failed=failed[endpoint])
         for endpoint in endpoints
     )
-
-
-def _sorted(table: Dict[str, Endpoint]) -> Tuple[Endpoint, ...]:
-    if len(table) == 1:
-        return tuple(table.values())
-    return tuple([table[text] for text in sorted(table)])
 
 
 def slices_in_order(slices: Mapping[str, EndpointSlice], behaviour: Behaviour = KUBE_PROXY) -> List[EndpointSlice]:

@@ -81,23 +81,22 @@ class Content(NamedTuple):
 
 def make_event(host: str, content: Content) -> Dict[str, Any]:
     """Return an Event object. ``host``: this node's host name."""
-    regarding, kind, reason, action, note, related = content
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
     found = {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"namespace": regarding.get("namespace", "default")},
+        "metadata": {"namespace": content.regarding.get("namespace", "default")},
         "eventTime": now,
         "reportingController": _CONTROLLER,
         "reportingInstance": f"{_CONTROLLER}-{host}",
-        "action": action,
-        "reason": reason.value,
-        "regarding": regarding,
-        **({"related": related} if related is not None else {}),
-        "note": _fitting(note),
-        "type": kind,
+        "action": content.action,
+        "reason": content.reason.value,
+        "regarding": content.regarding,
+        **({"related": content.related} if content.related is not None else {}),
+        "note": _fitting(content.note),
+        "type": content.kind,
     }
-    return _named(found, _common_end(found) if reason.subject is Subject.OBJECT else _unique_end())
+    return _named(found, _common_end(found) if content.reason.subject is Subject.OBJECT else _unique_end())
 
 
 def _fitting(note: str) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, List, cast
+from typing import List, cast
 
 from ....base.addresses import FAMILIES
 from ....base.errors import KernelError
@@ -16,7 +16,7 @@ from ....kernel.xtables.variant import XtablesVariant
 from ....rendering.ipvs.chains import LOAD_BALANCER_CHAIN
 from ....rendering.ipvs.nftables_layout import SETTLING, TABLE_NAME
 from ....rendering.served import served_cluster_ips
-from ....resources import Resource, Stage
+from ....resources import Stage
 from ...family import removal_contexts
 from ...handles import KernelHandles
 from .chains import chain_ownership
@@ -48,11 +48,8 @@ def serves_by_ipvs(handles: KernelHandles) -> bool:
     """Return whether IPVS has an endpoint of a Service, by the sets or the table beside it. Raises KernelError."""
     if not handles.has_ipvs():
         return False
-    tables: List[Resource[Any, Any]] = []
-    for family in FAMILIES:
-        record = filter_backend_resources(handles, family).record(family)
-        tables += [record, ipvs_resources(handles, family).real_servers]
-    return bool(served_cluster_ips(table.observe() for table in tables))
+    found = [(filter_backend_resources(handles, each).record(each), ipvs_resources(handles, each)) for each in FAMILIES]
+    return bool(served_cluster_ips(table.observe() for record, of in found for table in (record, of.real_servers)))
 
 
 def _kube_proxy_uses_ipvs(handles: KernelHandles, family: str) -> bool:
