@@ -121,6 +121,13 @@ def test_a_crash_after_each_step_and_each_message_refused(name: str, refuses: bo
     assert check.faults == [] and check.states > 18 * count
 
 
+@both
+def test_ranges_without_a_refused_element_are_not_in_force(name: str) -> None:
+    check = check_of(name, refuses=True)
+    check.crashes([((("hashed", 2),), (("allowed", 1),)), ((("allowed", 1),), (("hashed", 2),))])
+    assert check.faults == []
+
+
 def test_the_first_load() -> None:
     """Only with nftables: the chains of the filter backend iptables follow the first element of each set."""
     check = check_of("nftables")

@@ -10,7 +10,7 @@ Adding what exists already and removing what does not exist are not errors.
 from __future__ import annotations
 
 import hashlib
-from typing import Collection, Dict, Iterable, List, Mapping
+from typing import Collection, Dict, Iterable, List, Mapping, Set
 
 from ...base.addresses import IPV4
 from ...base.closing import Closing, closed_on_error
@@ -127,24 +127,32 @@ class IpsetSocket(Closing):
     def change_elements(self, command: int, keys: Iterable[SetElementKey], sets: Mapping[str, SetDefinition]) -> None:
         """Add or remove (``command``: ADD or DELETE) elements of sets that ``sets`` describes.
 
-        Every set is attempted; then the first refusal is raised as KernelError naming set and element.
+        Every set is attempted; then the first refusal is raised as KernelError naming set and element. Frontends with a
+        refused element are left out of the sets that follow: they would drop clients whose source range is lacking.
         """
         by_set: Dict[str, List[str]] = {}
         for key in keys:
             by_set.setdefault(key.set, []).append(key.element)
-        batches: List[messages.ElementBatch] = []
+        first = ""
+        withheld: Set[str] = set()
         # The names of sets for allowed sources follow that of the set of firewalled frontends: they are filled first.
         for name, elements in sorted(by_set.items(), reverse=command == messages.ADD):
             if name not in sets:
                 raise KernelError(f"set {name}: elements cannot be changed, its type is not known")
-            batches += messages.element_batches(self.protocol, command, name, sets[name].type, elements)
-        refused = []
-        for error in self.netlink.transact([batch.message for batch in batches]).errors:
-            if command == messages.DELETE and is_missing(error):
-                continue
-            refused.append(error)
-        if refused:
-            raise KernelError(_element_refusal(command, refused[0], batches[refused[0].position], sets))
+            sent = [each for each in elements if _frontend(each) not in withheld] if withheld else elements
+            batches = list(messages.element_batches(self.protocol, command, name, sets[name].type, sent))
+            for error in self.netlink.transact([batch.message for batch in batches]).errors:
+                if command == messages.DELETE and is_missing(error):
+                    continue
+                first = first or _element_refusal(command, error, batches[error.position], sets)
+                withheld.update(map(_frontend, batches[error.position].elements))
+        if first:
+            raise KernelError(first)
+
+
+def _frontend(element: str) -> str:
+    """Return the address and port that an element begins with."""
+    return ",".join(element.split(",", 2)[:2])
 
 
 def _element_refusal(
