@@ -34,8 +34,7 @@ PROXY = Finding(KUBE_PROXY, ERROR, "kube-proxy runs on this node (process 7)", "
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path, monkeypatch):
-    for module in (boot_directory, boot_keeping):
-        monkeypatch.setattr(module, "DIRECTORY", str(tmp_path / "boot"))
+    monkeypatch.setattr(boot_directory, "DIRECTORY", str(tmp_path / "boot"))
     monkeypatch.setattr(boot_keeping, "_write_program", lambda path: Path(path).write_bytes(b"program"))
     monkeypatch.setattr(boot, "RUNTIME", str(tmp_path / "run"))
     monkeypatch.setattr(boot, "Request", functools.partial(Request, state_directory=boot.RUNTIME, whole_cluster=False))

@@ -222,14 +222,26 @@ def test_of_an_old_state_only_what_everything_needs_is_restored(node):
     node.run("touch", "-d", "8 days ago", STATE)
     assert converge(node, "nftables", "web").changed == 0
     assert "is too old" not in booted(node)
-    # So do scheduled runs of root.
+
+
+@pytest.mark.parametrize("user", ["kubenode-proxy", pytest.param("root", marks=pytest.mark.full)])
+def test_scheduled_runs_renew_the_state(node, user):
+    """Only root writes what root restores: it takes the cluster state that runs of another user have programmed."""
+    converge(node, "nftables", "web")
     node.run("touch", "-d", "8 days ago", STATE)
-    given = {"schedule_snapshot": "/srv/boot.json", "agent_user": "root", "agent_configuration": {"mode": "nftables"}}
+    snapshot(node, "web", "later")
     node.copy(node.scratch / "snapshot.json", "/srv/boot.json")
+    given = {"schedule_snapshot": "/srv/boot.json", "agent_user": user, "agent_configuration": {"mode": "nftables"}}
     node.role("schedule", given)
-    assert node.output("find", STATE, "-mmin", "-10").strip() == STATE
-    assert "is not kept" not in node.log("kubenode-proxy-schedule.service")
+    log = node.log("kubenode-proxy-schedule.service")
+    assert node.output("find", STATE, "-mmin", "-10", "-user", "root", "-perm", "600").strip() == STATE, log
+    assert "is not kept" not in log and "is not renewed" not in log, log
     node.role("schedule", {"schedule_state": "absent"})
+    log = booted(node)
+    assert "3 Services with" in log and "is too old" not in log and "10.96.0.11" in programmed(node), log
+    # A run of the role with what it had before replaces what was taken.
+    converge(node, "nftables", "web")
+    assert "2 Services with" in booted(node)
 
 
 @pytest.mark.full

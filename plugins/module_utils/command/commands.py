@@ -180,10 +180,8 @@ def converge_once(arguments: argparse.Namespace) -> CommandResult:
     request = _with_history(request, arguments)
     if request.check:
         ConvergenceLock(request.state_directory, 0.0).refuse_agent()
-    next_boot = None
-    if not request.check and not os.geteuid():
-        documents = documents_in(arguments.config) if arguments.config else Documents({}, {})
-        next_boot = NextBoot(BootSettings(documents.kube_proxy, documents.node_proxy), None)
+    documents = documents_in(arguments.config) if arguments.config else Documents({}, {})
+    next_boot = NextBoot(BootSettings(documents.kube_proxy, documents.node_proxy), None)
     return _result(request, converge(request, next_boot=next_boot), warnings)
 
 

@@ -10,7 +10,6 @@ exit status is always 0, so that nothing waits for it in vain, and one line says
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import gc
 import os
@@ -22,6 +21,7 @@ from ..base.installed import KEPT_OFF_FILE
 from ..base.installed import STATE_DIRECTORY as RUNTIME
 from ..base.timestamps import timestamp
 from ..cluster.api_addresses import claims_at
+from ..cluster.files.after_reboot import without_local_pods
 from ..cluster.files.static import StaticDirectory
 from ..cluster.parsing.objects import object_key, parsed_object
 from ..cluster.state import ClusterState
@@ -49,7 +49,6 @@ _AGENT_ENABLED = "/etc/systemd/system/multi-user.target.wants/kubenode-proxy.ser
 # They were judged when the state was programmed; now it lacks what was local.
 _ACCEPTED = (INCOMPLETE_SNAPSHOT, NODE, LOSS)
 _WORKLOADS = ("Service", "EndpointSlice")
-_LOCK_SECONDS = 60.0
 _CONVERGED = "this node has converged since it booted"
 
 
@@ -73,25 +72,6 @@ class _FirstConvergence(Guard):
         """See the base class. Raises KernelError."""
         record_boot(RUNTIME, self._when)
         return []
-
-
-def without_local_pods(objects: Iterable[Dict[str, Any]], node: str, own: Sequence[str]) -> Iterator[Dict[str, Any]]:
-    """Yield the objects without the pods of this node, whose addresses are others after a reboot.
-
-    ``own``: the addresses of the node, which are those of its pods with the host's network.
-    """
-    for item in objects:
-        with contextlib.suppress(AttributeError, TypeError, KeyError):
-            # Of an object that is not as it should be, the parser says so.
-            if item["kind"] == "EndpointSlice" and item.get("endpoints"):
-                item["endpoints"] = [each for each in item["endpoints"] if not _is_local_pod(each, node, own)]
-            elif item["kind"] == "Pod" and item["spec"].get("nodeName") == node and not item["spec"].get("hostNetwork"):
-                continue
-        yield item
-
-
-def _is_local_pod(endpoint: Dict[str, Any], node: str, own: Sequence[str]) -> bool:
-    return endpoint.get("nodeName") == node and not set(endpoint.get("addresses") or ()).issubset(own)
 
 
 def first_only(objects: Iterable[Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
@@ -125,12 +105,17 @@ def request_of(state: BootState, most_seconds: float) -> Request:
     )
 
 
-def restore_at_boot(max_age: float, variant: str = "") -> List[str]:
+def restore_at_boot(max_age: float, variant: str = "", take: str = "") -> List[str]:
     """Converge the node to the state that was kept; return what was done, one line each. Raises ProxyError.
 
     ``max_age``: in seconds, of a state that is restored whole. ``variant``: of iptables, in which it was restored
-    earlier in this boot, empty if not known.
+    earlier in this boot, empty if not known. ``take``: a cluster state that is to be kept, instead of restoring one.
     """
+    if take:
+        # Imported late: a boot needs nothing of it.
+        from . import boot_keeping
+
+        return boot_keeping.take(take)
     if os.path.lexists(_AGENT_ENABLED):
         return ["the agent serves this node from its own copy of the cluster state"]
     if booted_from(RUNTIME):
@@ -181,7 +166,7 @@ def yield_to_kube_proxy(variant: str) -> List[str]:
     found = [finding for finding in service_proxy_findings() if finding.name not in ignored]
     if not found or state is None or not state.settings.mode:
         return []
-    with ConvergenceLock(RUNTIME, _LOCK_SECONDS), KernelHandles() as handles:
+    with ConvergenceLock(RUNTIME, boot_directory.LOCK_SECONDS), KernelHandles() as handles:
         if not booted_from(RUNTIME):
             return [_CONVERGED]
         try:
@@ -200,6 +185,7 @@ def main(argv: Sequence[str], restore: Callable[..., List[str]] = restore_at_boo
     parser = argparse.ArgumentParser(description="Converge a node to its last state when it boots.")
     parser.add_argument("--max-age", type=float, required=True, help="in seconds, of a state that is restored whole")
     parser.add_argument("--variant", default="", help="of iptables, in which it was restored earlier in this boot")
+    parser.add_argument("--take", default="", metavar="FILE", help="keep a cluster state that a scheduled run has left")
     try:
         lines = restore(**vars(parser.parse_args(list(argv))))
     except Exception as error:

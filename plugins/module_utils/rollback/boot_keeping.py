@@ -8,38 +8,30 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from ..base.errors import HistoryError, ProxyError, SnapshotError, os_errors
-from ..base.installed import KEPT_OFF_FILE
+from ..base.installed import KEPT_OFF_FILE, STATE_DIRECTORY
 from ..base.mode_names import NONE
 from ..base.regular_files import read_regular
-from ..base.whole_files import write_whole
+from ..base.whole_files import remove_file, write_whole
 from ..cluster.files.cache import MOST_BYTES, open_cache, write_cache
 from ..cluster.parsing.objects import is_supported
 from ..cluster.parsing.prune import prune
 from ..convergence.request import Interfaces, Request
 from ..convergence.runtime.ledger import has_converged, record_boot
+from ..convergence.runtime.lock import ConvergenceLock
 from ..convergence.unchanged.inputs import Unusable, engine_digest
 from ..kernel.facts import machine_identity
-from .boot_directory import (
-    DIRECTORY,
-    PROGRAM,
-    STATE,
-    UNCONFIRMED,
-    discard_unconfirmed,
-    exists,
-    forget,
-    path_of,
-)
-from .boot_state import KIND, NextBoot
+from . import boot_directory
+from .boot_state import KIND, NextBoot, read
 from .decisions import make_own_directory, remove_unfinished
 
 
 def _settings_in(name: str) -> Dict[str, Any]:
     """Return the first object of a state, empty if there is none that can be used."""
     try:
-        return next(open_cache(path_of(name)).objects(), {})
+        return next(open_cache(boot_directory.path_of(name)).objects(), {})
     except SnapshotError:
         return {}
 
@@ -59,13 +51,12 @@ def keep(
     beside IPVS, which programs that start later would let a boot choose otherwise. The others: as for
     ``Guard.after_change``.
     """
-    if os.geteuid():
-        # Scheduled runs of another user.
-        return []
     try:
-        if request.state != "present" or (found is not None and found.wanted is False):
-            forget()
-        elif found is not None and (found.wanted or exists()):
+        if os.geteuid():
+            _hand_over(request)
+        elif request.state != "present" or (found is not None and found.wanted is False):
+            boot_directory.forget()
+        elif found is not None and (found.wanted or boot_directory.exists()):
             (mode, backend), own = modes, found.settings.node_configuration
             settings = found.settings._replace(
                 node_configuration={**(own or {}), "ipvsFilterBackend": backend} if backend else own,
@@ -87,27 +78,61 @@ def keep(
     return []
 
 
+def _hand_over(request: Request) -> None:
+    """Leave the cluster state in the directory of the unit for :func:`take`: no other user writes what root restores.
+
+    Raises SnapshotError.
+    """
+    own = [each for each in os.environ.get("STATE_DIRECTORY", "").split(":") if each.endswith("/schedule")]
+    if own and request.state == "present" and os.path.lexists(boot_directory.path_of(boot_directory.PROGRAM)):
+        write_cache(os.path.join(own[0], boot_directory.HANDED_OVER), _texts(request.objects()), frozenset())
+
+
+def take(path: str) -> List[str]:
+    """Keep the cluster state that a scheduled run of another user has left; return a warning on failure.
+
+    The settings stay those of root. A state that is newer, or waits to be confirmed, stays whole.
+    """
+    try:
+        with ConvergenceLock(STATE_DIRECTORY, boot_directory.LOCK_SECONDS):
+            state = read()
+            newer = state is not None and os.path.lexists(path) and os.lstat(path).st_mtime > state.renewed
+            if state is not None and newer and not os.path.lexists(boot_directory.path_of(boot_directory.UNCONFIRMED)):
+                first = {"kind": KIND, **state.settings._replace(source="")._asdict()}
+                _write(first, open_cache(path).objects(), True)
+            remove_file(path)
+    except (ProxyError, Unusable, OSError) as error:
+        return [f"warning: the state for the next boot is not renewed: {error}"]
+    return []
+
+
 def _write(first: Dict[str, Any], objects: Iterable[Any], confirmed: bool) -> None:
     """Write a state, and the program that restores it if that is damaged or of another engine. Raises ProxyError."""
-    kept, program = _settings_in(STATE), path_of(PROGRAM)
+    kept, program = _settings_in(boot_directory.STATE), boot_directory.path_of(boot_directory.PROGRAM)
     first["program"] = _checksum(program)
     intact = first["program"] and (first["program"], first["engine"]) == (kept.get("program"), kept.get("engine"))
     unchanged = intact and first["source"] and kept == json.loads(json.dumps(first))
-    if confirmed and unchanged and not os.path.lexists(path_of(UNCONFIRMED)):
-        os.utime(path_of(STATE))
+    if confirmed and unchanged and not os.path.lexists(boot_directory.path_of(boot_directory.UNCONFIRMED)):
+        os.utime(boot_directory.path_of(boot_directory.STATE))
         return
-    make_own_directory(DIRECTORY)
+    make_own_directory(boot_directory.DIRECTORY)
     # Scheduled runs of another user show the age of the state.
-    os.chmod(DIRECTORY, 0o711)
+    os.chmod(boot_directory.DIRECTORY, 0o711)
     if not intact:
         _write_program(program)
         first["program"] = _checksum(program)
-    small = (prune(raw, True) for raw in objects if isinstance(raw, dict) and raw.get("kind") and is_supported(raw))
-    texts = [json.dumps(item, separators=(",", ":"), default=str).encode() for item in (first, *small)]
-    write_cache(path_of(STATE if confirmed else UNCONFIRMED), texts, frozenset())
+    texts = [json.dumps(first, separators=(",", ":"), default=str).encode(), *_texts(objects)]
+    name = boot_directory.STATE if confirmed else boot_directory.UNCONFIRMED
+    write_cache(boot_directory.path_of(name), texts, frozenset())
     if confirmed:
-        discard_unconfirmed()
-    remove_unfinished(DIRECTORY)
+        boot_directory.discard_unconfirmed()
+    remove_unfinished(boot_directory.DIRECTORY)
+
+
+def _texts(objects: Iterable[Any]) -> Iterator[bytes]:
+    for raw in objects:
+        if isinstance(raw, dict) and raw.get("kind") and is_supported(raw):
+            yield json.dumps(prune(raw, True), separators=(",", ":"), default=str).encode()
 
 
 def _checksum(path: str) -> int:
@@ -123,7 +148,6 @@ def _write_program(path: str) -> None:
     # Imported late: only another engine than that of the last run needs this.
     from ..packaging.bytecode import with_bytecode
     from ..packaging.running import pack_running
-    from . import boot
 
     with os_errors(HistoryError, f"{path}: cannot be written"):
-        write_whole(path, with_bytecode(pack_running(boot.__name__), path))
+        write_whole(path, with_bytecode(pack_running(f"{__package__}.boot"), path))

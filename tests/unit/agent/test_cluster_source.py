@@ -10,16 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source import cluster_source
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source import cluster_source, disk_copy
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.first_services import FirstObjects
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import (
     NETWORK_POLICIES,
+    PODS,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import write_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import read_cache, write_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
-from tests.unit.agent.source_bench import KINDS, NODE, SERVICE, Bench, names
+from tests.unit.agent.source_bench import KINDS, NODE, POD, SERVICE, Bench, names, saved
 
 
 @pytest.fixture
@@ -302,3 +303,34 @@ def test_the_state_is_saved_once_the_disk_works_again(tmp_path):
     assert not write() and not bench.source.save()
     assert "the cluster state is saved again" in bench.text.getvalue()
     assert (folder / "cache").exists()
+
+
+def pod(name, node, **spec):
+    return {**POD, "metadata": {"namespace": "d", "name": name}, "spec": {"nodeName": node, **spec}}
+
+
+def slice_of(endpoints):
+    return {**named("d", "web-1", of="web"), "endpoints": endpoints, "ports": [{"port": 80, "protocol": "TCP"}]}
+
+
+@pytest.mark.parametrize(("boot", "left"), [("first", {"own", "hosts", "other"}), ("next", {"hosts", "other"})])
+def test_after_a_reboot_the_copy_lacks_the_pods_that_ran_on_the_node(tmp_path, monkeypatch, boot, left):
+    """Their addresses are others by then, but those of pods in the host's network are not."""
+    addresses = {"own": ("n1", "10.244.1.5"), "hosts": ("n1", "192.0.2.1"), "other": ("n2", "10.244.2.5")}
+    node = {**NODE, "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}}
+    endpoints = [{"nodeName": name, "addresses": [address]} for name, address in addresses.values()]
+    pods = [pod("own", "n1"), pod("hosts", "n1", hostNetwork=True), pod("other", "n2")]
+    monkeypatch.setattr(disk_copy, "boot_identity", lambda: "first")
+    path = saved(tmp_path / "kept", node, slice_of(endpoints), *pods)
+    monkeypatch.setattr(disk_copy, "boot_identity", lambda: boot)
+    bench = Bench(path)
+    bench.source.start("n1", serving=False, others=[PODS])
+    assert bench.source.use_cache()
+    view = bench.source.view
+    (found,) = view.state.slices_of(NamespacedName("d", "web")).values()
+    assert {each.address for each in found.endpoints} == {addresses[name][1] for name in left}
+    assert {name for _namespace, name in names(view, "Pod")} == left
+    # Kinds that the server has not listed since are written as they were read.
+    bench.list(*KINDS)
+    bench.source.stop()
+    assert {item["metadata"]["name"] for item in read_cache(str(path)) if item["kind"] == "Pod"} == left

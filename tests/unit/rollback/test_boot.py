@@ -58,8 +58,7 @@ def _cluster() -> List[Any]:
 @pytest.fixture(autouse=True)
 def directory(tmp_path, monkeypatch):
     path = str(tmp_path / "boot")
-    for module in (boot_directory, boot_keeping):
-        monkeypatch.setattr(module, "DIRECTORY", path)
+    monkeypatch.setattr(boot_directory, "DIRECTORY", path)
     monkeypatch.setattr(boot_keeping, "_write_program", lambda path: Path(path).write_bytes(b"program"))
     monkeypatch.setattr(os, "geteuid", os.getuid)
     return path
@@ -187,6 +186,59 @@ def test_a_node_that_has_converged_since_it_booted_says_so(tmp_path) -> None:
     assert ledger.booted_from(directory) == "2026-01-01T00:00:00Z"
     ledger.record_origin(directory, {})
     assert ledger.has_converged(directory) and not ledger.booted_from(directory)
+
+
+@pytest.fixture
+def left(tmp_path, directory, monkeypatch) -> str:
+    """Provide the path of what a scheduled run of another user has left, on a node that keeps its state."""
+    assert _keep(_cluster(), backend="iptables", source="a") == []
+    os.utime(f"{directory}/state.json.gz", (1, 1))
+    own = str(tmp_path / "schedule")
+    monkeypatch.setattr(boot_keeping, "STATE_DIRECTORY", str(tmp_path / "run"))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 996)
+        # The service manager sorts the directories of a unit.
+        patched.setenv("STATE_DIRECTORY", f"{tmp_path}/agent:{own}")
+        assert _keep([*_service("new", "10.96.0.11", []), 7, {"kind": "BootSettings"}], wanted=None) == []
+    return f"{own}/boot.json.gz"
+
+
+def test_root_takes_what_a_run_of_another_user_has_programmed(directory, left: str) -> None:
+    before = _read().settings
+    assert boot.restore_at_boot(0.0, take=left) == []
+    state = _read()
+    assert _served(state) == {"new": []} and state.renewed > 1 and not os.path.exists(left)
+    # So the next run of the role writes its own again.
+    assert state.settings == before._replace(source="")
+    assert boot.restore_at_boot(0.0, take=left) == [] and _read() == state
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 40, None])
+def test_root_takes_nothing_that_is_no_cluster_state(directory, left: str, content: Any) -> None:
+    if content is None:
+        os.rename(left, f"{left}.other")
+        os.symlink(f"{left}.other", left)
+    else:
+        Path(left).write_bytes(content)
+    before = _read()
+    (warning,) = boot.restore_at_boot(0.0, take=left)
+    assert warning.startswith(f"warning: the state for the next boot is not renewed: {left}: ") and _read() == before
+
+
+def test_root_takes_nothing_older_nor_beside_a_change_that_waits(directory, left: str) -> None:
+    content = Path(left).read_bytes()
+    os.utime(left, (0, 0))
+    assert boot.restore_at_boot(0.0, take=left) == [] and "web" in _served(_read(), 1e12)
+    Path(left).write_bytes(content)
+    _keep(_cluster(), confirmed=False)
+    assert boot.restore_at_boot(0.0, take=left) == [] and "web" in _served(_read(), 1e12)
+    assert os.path.exists(boot_directory.path_of("unconfirmed.json.gz"))
+
+
+def test_runs_of_other_users_leave_nothing_where_no_state_is_kept(tmp_path, directory, monkeypatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 996)
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "schedule"))
+    assert _keep(_cluster()) == [] and not os.path.exists(tmp_path / "schedule")
 
 
 def test_an_unchanged_state_is_not_written_again(directory) -> None:

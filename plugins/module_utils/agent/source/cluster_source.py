@@ -368,7 +368,7 @@ class ClusterSource:
         Return False, and do nothing, if the copy turns out to be useless.
         """
         self._has_copy = self._has_policies = False
-        cached = self.disk_copy.read(self._room, self._followed)
+        cached = self.disk_copy.read(self._room, self._followed, self.view.node_name)
         if not any(cached.values()):
             return False
         self.follow_all()
@@ -407,7 +407,7 @@ class ClusterSource:
         if self._clock() < due and not any(each.error for each in late):
             return False
         self._has_policies = False
-        cached = self.disk_copy.read(self._room, missing)
+        cached = self.disk_copy.read(self._room, missing, self.view.node_name)
         for kind, items in cached.items():
             self._fill(kind, items)
         if cached:

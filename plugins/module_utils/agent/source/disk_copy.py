@@ -12,11 +12,15 @@ import time
 from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Tuple
 
 from ...base.errors import SnapshotError
-from ...cluster.files.cache import open_cache, write_cache
+from ...cluster.api.resource_types import NODES
+from ...cluster.files.after_reboot import texts_without_local_pods
+from ...cluster.files.cache import CacheFile, open_cache, write_cache
+from ...cluster.model import Node
 from ...cluster.parsing.objects import ObjectKey
+from ...kernel.facts import boot_identity
 from ..telemetry.log import Log
 from ..threads.supervision import Task
-from .packed import Packed, items_of, text_in
+from .packed import Packed, items_of, parsed_items, text_in
 from .room import WHOLE_RESERVE, Room
 from .view import ClusterView
 
@@ -35,6 +39,7 @@ class Copy(NamedTuple):
     objects: List[bytes]
     kinds: FrozenSet[str]
     missing: FrozenSet[str]
+    node_name: str
 
 
 #: What a file was written from: the revision of the view, and the kinds that were known of those that it should have,
@@ -70,16 +75,17 @@ class DiskCopy:
             return False
         return True
 
-    def read(self, room: Room, kinds: AbstractSet[str]) -> Dict[str, Packed]:
+    def read(self, room: Room, kinds: AbstractSet[str], node_name: str) -> Dict[str, Packed]:
         """Return the objects of these kinds, parsed, with an entry for each kind that the file knows completely.
 
-        Nothing if the file is absent or damaged, or has no room.
+        Nothing if the file is absent or damaged, or has no room. If the node ``node_name`` has rebooted since the file
+        was written, the pods that ran on it are left out.
         """
         try:
             file = open_cache(self._path)
             found = {kind: Packed() for kind in kinds & file.kinds}
             size = checked = 0
-            for key, item in items_of(file.texts(), found.keys()):
+            for key, item in items_of(self._valid(file, file.texts(), node_name), found.keys()):
                 found[key.kind].append(item)
                 size += item.size
                 if size >= checked + _ROOM_BYTES:
@@ -93,6 +99,14 @@ class DiskCopy:
             self._log.warning("the cluster state kept on disk is not used: it does not fit into the memory limit")
             return {}
         return found
+
+    def _valid(self, file: CacheFile, texts: Iterable[bytes], node_name: str) -> Iterable[bytes]:
+        """Return texts of the file without what a reboot since then has invalidated."""
+        if not node_name or file.boot in ("", boot_identity()):
+            return texts
+        nodes = [parsed.value for parsed, _item in parsed_items(self.earlier({ObjectKey(NODES.kind, "", node_name)}))]
+        own = [address for node in nodes if isinstance(node, Node) for address in node.addresses]
+        return texts_without_local_pods(texts, node_name, own)
 
     def earlier(self, keys: AbstractSet[ObjectKey]) -> Packed:
         """Return the objects with these keys as the file has them, parsed; nothing if it is absent or damaged."""
@@ -117,7 +131,7 @@ class DiskCopy:
 
     def _copy(self, view: ClusterView, followed: AbstractSet[str]) -> Copy:
         self._submitted = _state(view, followed)
-        return Copy(view.objects(), frozenset(followed & view.known), frozenset(followed - view.known))
+        return Copy(view.objects(), frozenset(followed & view.known), frozenset(followed - view.known), view.node_name)
 
     def run(self, task: Task) -> None:
         """Write what :meth:`write_beside` submits until :meth:`write_now`; the body of a supervised thread."""
@@ -141,10 +155,11 @@ class DiskCopy:
             self._store(self._copy(view, followed))
 
     def _store(self, copy: Copy) -> None:
-        kinds, texts = self._carried(copy.missing)
+        kinds, texts = self._carried(copy.missing, copy.node_name)
         try:
             # What is carried over comes first: a later object with the same key overrides it.
-            write_cache(self._path, itertools.chain(texts, map(text_in, copy.objects)), copy.kinds | kinds)
+            objects = itertools.chain(texts, map(text_in, copy.objects))
+            write_cache(self._path, objects, copy.kinds | kinds, boot_identity())
             self._written = time.monotonic()
             if self._problem:
                 self._log.info("the cluster state is saved again")
@@ -156,13 +171,14 @@ class DiskCopy:
                 self._log.warning("the cluster state cannot be saved", error=error)
             self._problem = str(error)
 
-    def _carried(self, missing: FrozenSet[str]) -> Tuple[FrozenSet[str], Iterable[bytes]]:
+    def _carried(self, missing: FrozenSet[str], node_name: str) -> Tuple[FrozenSet[str], Iterable[bytes]]:
         """Return what the file has of the kinds that are not known yet, and these: the next boot may need it."""
         if missing:
             with contextlib.suppress(SnapshotError):
                 file = open_cache(self._path)
                 kinds = missing & file.kinds
-                return kinds, file.texts_of(lambda key: key.kind in kinds, kinds) if kinds else ()
+                texts = file.texts_of(lambda key: key.kind in kinds, kinds) if kinds else ()
+                return kinds, self._valid(file, texts, node_name)
         return frozenset(), ()
 
 

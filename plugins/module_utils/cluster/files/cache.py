@@ -35,13 +35,15 @@ _BEGIN, _BETWEEN, _LAST = b'{"apiVersion":"v1","kind":"List","items":[\n', b",\n
 class CacheFile(NamedTuple):
     """An intact file: its compressed objects, when it was written, and the kinds that are completely known.
 
-    ``written``: in seconds since the epoch. ``kinds``: also those without any object.
+    ``written``: in seconds since the epoch. ``kinds``: also those without any object. ``boot``: the kernel's boot ID
+    when it was written, empty if not known.
     """
 
     path: str
     payload: bytes
     written: float
     kinds: FrozenSet[str]
+    boot: str = ""
 
     def texts(self) -> Iterator[bytes]:
         """Yield each object as it was written, decompressed as it is read. Raises SnapshotError."""
@@ -80,10 +82,10 @@ class CacheFile(NamedTuple):
             yield raw, text
 
 
-def write_cache(path: str, objects: Iterable[bytes], kinds: AbstractSet[str]) -> None:
+def write_cache(path: str, objects: Iterable[bytes], kinds: AbstractSet[str], boot: str = "") -> None:
     """Write objects, each encoded as JSON, replacing an older cache atomically. Raises SnapshotError.
 
-    ``kinds``: those that are completely known.
+    ``kinds``: those that are completely known. ``boot``: the kernel's boot ID.
     """
     payload = _compressed(objects)
     header = {
@@ -92,6 +94,7 @@ def write_cache(path: str, objects: Iterable[bytes], kinds: AbstractSet[str]) ->
         "kinds": sorted(kinds),
         "sha256": hashlib.sha256(payload).hexdigest(),
         "written": time.time(),
+        "boot": boot,
     }
     with os_errors(SnapshotError, f"{path}: the cluster state cannot be written"):
         os.makedirs(os.path.dirname(path), mode=0o750, exist_ok=True)
@@ -123,7 +126,7 @@ def open_cache(path: str) -> CacheFile:
         header = parse_json(first)
         known, version = header["format"], header["version"]
         digest, written = header["sha256"], float(header["written"])
-        kinds = frozenset(map(str, header["kinds"]))
+        kinds, boot = frozenset(map(str, header["kinds"])), str(header.get("boot", ""))
         if not math.isfinite(written):
             raise ValueError("the time of writing is not finite")
     except (ValueError, KeyError, TypeError, OverflowError) as error:
@@ -134,4 +137,4 @@ def open_cache(path: str) -> CacheFile:
         )
     if hashlib.sha256(payload).hexdigest() != digest:
         raise SnapshotError(f"{path}: the cached cluster state is damaged: its SHA-256 does not match")
-    return CacheFile(path, payload, written, kinds)
+    return CacheFile(path, payload, written, kinds, boot)
