@@ -14,14 +14,7 @@ import os
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
 from ..base.errors import ApiError, SnapshotError
-from ..cluster.api.access.servers import (
-    ANSWER_SECONDS,
-    CONNECT_SECONDS,
-    KUBECONFIG,
-    Candidate,
-    configured_servers,
-    named_servers,
-)
+from ..cluster.api.access import servers
 from ..cluster.api.client import ApiClient, list_objects
 from ..cluster.api.connection import resolve
 from ..cluster.api.errors import concerns_server
@@ -62,7 +55,7 @@ def read_objects(sources: Sources, others: Sequence[ResourceType]) -> Tuple[List
         try:
             if sources.several:
                 with contextlib.closing(
-                    ApiClient(connection, ANSWER_SECONDS, connect_timeout=CONNECT_SECONDS)
+                    ApiClient(connection, servers.ANSWER_SECONDS, connect_timeout=servers.CONNECT_SECONDS)
                 ) as client:
                     client.ready()
             objects = list_objects(connection, others=others)
@@ -74,16 +67,16 @@ def read_objects(sources: Sources, others: Sequence[ResourceType]) -> Tuple[List
     raise ApiError("; ".join(failures))
 
 
-def _candidates(sources: Sources) -> Iterator[Candidate]:
+def _candidates(sources: Sources) -> Iterator[servers.Candidate]:
     """Yield the servers; the cache, which may be large, is read only if all others have failed."""
-    yield Candidate("", KUBECONFIG)
-    yield from configured_servers(sources.settings.alternatives)
+    yield servers.Candidate("", servers.KUBECONFIG)
+    yield from servers.configured_servers(sources.settings.alternatives)
     if sources.settings.discover:
         with contextlib.suppress(SnapshotError):
             # Without an intact cache, no other servers are known.
             named = [item for item in read_cache(sources.cache) if _is_kubernetes(item)]
             found = ClusterState.from_objects(named).slices_of(KUBERNETES).get(KUBERNETES.name)
-            yield from named_servers(found) if found is not None else ()
+            yield from servers.named_servers(found) if found is not None else ()
 
 
 def _is_kubernetes(item: Dict[str, Any]) -> bool:

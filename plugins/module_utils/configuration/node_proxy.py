@@ -12,14 +12,7 @@ from __future__ import annotations
 import math
 from typing import FrozenSet, NamedTuple, Tuple
 
-from ..cluster.api.resource_types import (
-    CLUSTER_NETWORK_POLICIES,
-    NAMESPACES,
-    NETWORK_POLICIES,
-    NODES,
-    PODS,
-    ResourceType,
-)
+from ..cluster.api import resource_types
 from ..cluster.model import Service
 from .behaviour import BEHAVIOURS, KUBE_PROXY, NODE_PORTS, Behaviour
 
@@ -90,19 +83,19 @@ class NetworkPolicySettings(NamedTuple):
     exempt_source_namespaces: Tuple[str, ...] = ()
 
     @property
-    def resources(self) -> Tuple[ResourceType, ...]:
+    def resources(self) -> Tuple[resource_types.ResourceType, ...]:
         """The collections that policies depend on; none if they are not enforced."""
         if not self.enabled:
             return ()
-        found = (PODS, NAMESPACES, NETWORK_POLICIES)
-        return (*found, CLUSTER_NETWORK_POLICIES) if self.cluster_policies else found
+        found = (resource_types.PODS, resource_types.NAMESPACES, resource_types.NETWORK_POLICIES)
+        return (*found, resource_types.CLUSTER_NETWORK_POLICIES) if self.cluster_policies else found
 
     @property
     def kinds(self) -> FrozenSet[str]:
         """The kinds that must be completely known before policies are enforced; none if they are not."""
         found = {resource.kind for resource in self.resources}
         if self.enabled and self.unknown_pods == DENY and not self.pod_cidrs:
-            found.add(NODES.kind)
+            found.add(resource_types.NODES.kind)
         return frozenset(found)
 
 

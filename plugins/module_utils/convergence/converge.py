@@ -22,6 +22,7 @@ from ..rendering.slot_limit import within_limit
 from ..resources import Kind, PlannedChange, Resource, Stage, apply_plan, plan
 from ..serviceports.flows import released_protocols
 from ..serviceports.policy import reset_after
+from . import removal
 from .family import FamilyContext, FamilyServices, FamilyTables, removal_contexts
 from .guard import Guard
 from .handles import KernelHandles
@@ -33,15 +34,6 @@ from .node import NodeView, family_services, view_node
 from .prepare import check_cluster, check_node, check_policies, check_removal, node_modules, wanted_node_sysctls
 from .probing.probe import default_probes
 from .probing.traffic import traffic_targets
-from .removal import (
-    ended_isolation,
-    leaving_stages,
-    leftover_contexts,
-    leftover_stages,
-    policy_removal_stages,
-    removal_stages,
-    server_removal_stages,
-)
 from .report import Stopwatch, conflict_warnings, counts, ignored_annotations, table_changes, unserved, unwaited
 from .request import Report, Request
 from .runtime.ledger import flows_of, forget, read_ledger, record_origin, write_ledger
@@ -136,17 +128,17 @@ class _Convergence:
         with self.watch.stage("render"):
             stages = self._stages(mode, configuration, families)
             stages += self._policy_stages(configuration, view)
-            others = leftover_contexts(mode, contexts)
+            others = removal.leftover_contexts(mode, contexts)
         self.guard.target(configuration)
 
         def allowed(planned: Sequence[PlannedChange]) -> None:
-            self.loss.judge(planned, leftover_stages(mode, self.handles, others), families)
+            self.loss.judge(planned, removal.leftover_stages(mode, self.handles, others), families)
 
         self._run([self._sysctls(configuration, view, contexts), *stages], allowed)
         self._note(self.loss.warnings)
         if not request.check:
-            self._run(leaving_stages(mode, self.handles))
-        self._run(leftover_stages(mode, self.handles, others))
+            self._run(removal.leaving_stages(mode, self.handles))
+        self._run(removal.leftover_stages(mode, self.handles, others))
         if not request.check:
             self._record_origin()
             if mode.serves:
@@ -199,7 +191,7 @@ class _Convergence:
         """Return the stage of network policies, or the one that removes those of an earlier run."""
         settings = configuration.node_proxy.network_policy
         if not settings.enabled:
-            return policy_removal_stages(self.handles)
+            return removal.policy_removal_stages(self.handles)
         from .policy import annotation_warnings, find_links, node_policy, policy_stage
 
         policy = self.policy = node_policy(self.request.cluster, settings, view.name, view.addresses)
@@ -240,12 +232,12 @@ class _Convergence:
         with self.watch.stage("preflight"):
             self.warnings += check_removal(self.request.ignore_findings, standalone)
         if standalone:
-            return self._removed(policy_removal_stages(self.handles))
+            return self._removed(removal.policy_removal_stages(self.handles))
         with self.watch.stage("facts"):
             contexts = removal_contexts()
         if not self.request.check:
-            self._run(server_removal_stages(self.handles))
-        return self._removed(removal_stages(contexts, self.handles), contexts)
+            self._run(removal.server_removal_stages(self.handles))
+        return self._removed(removal.removal_stages(contexts, self.handles), contexts)
 
     def release(self) -> Report:
         """Remove objects that were left for kube-proxy and that it does not use.
@@ -258,7 +250,7 @@ class _Convergence:
 
         stages = release_stages(self.handles)
         if not self.request.configuration.node_proxy.network_policy.enabled:
-            stages += policy_removal_stages(self.handles)
+            stages += removal.policy_removal_stages(self.handles)
         return self._removed(stages)
 
     def _removed(self, stages: Sequence[Stage], contexts: Sequence[FamilyContext] = ()) -> Report:
@@ -287,7 +279,7 @@ class _Convergence:
         with self.watch.stage("observe"):
             planned = plan(stages)
             judge_plan(planned)
-        self._note(ended_isolation(planned))
+        self._note(removal.ended_isolation(planned))
         if not self.request.check:
             if any(item.change for item in planned):
                 with self.watch.stage("save"):

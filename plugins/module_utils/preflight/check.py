@@ -14,17 +14,7 @@ from ..kernel.facts import capabilities
 from ..kernel.modules.module_profile import modules_for
 from ..kernel.programs import find_program, run
 from ..kernel.xtables.variant import LEGACY, NFT, Survey, XtablesVariant, detect_variant, run_save, table_names
-from .features import (
-    Extensions,
-    extension_findings,
-    family_findings,
-    ipset_findings,
-    iptables_findings,
-    ipvs_findings,
-    kernel_version_findings,
-    module_findings,
-    rights_findings,
-)
+from . import features
 from .findings import ERROR, FORWARD_DROP, TOOLS, WARNING, Finding
 from .limits import SetContribution, set_limit_findings
 from .localhost import RefusedPorts, localhost_findings
@@ -39,7 +29,7 @@ class ModeNeeds(NamedTuple):
     #: The oldest supported release.
     kernel: Tuple[int, int, int] = (0, 0, 0)
     #: The iptables matches and targets that the mode's rules use; empty for a mode without iptables.
-    extensions: Extensions = {}
+    extensions: features.Extensions = {}
     #: Whether the mode uses IPVS, and ipsets.
     ipvs: bool = False
     ipsets: bool = False
@@ -135,25 +125,25 @@ def preflight(intention: Intention, release: str = "") -> List[Finding]:
     version = facts.kernel_version(release)
     effective = capabilities()
     needs = intention.needs
-    findings = rights_findings(effective, needs.capabilities)
+    findings = features.rights_findings(effective, needs.capabilities)
     if findings:
         return findings
     modules = modules_for(needs.name, intention.schedulers, version, filter_backend=needs.filter_backend)
-    findings += kernel_version_findings(needs.name, needs.kernel, version)
-    findings += module_findings(modules, effective, release)
+    findings += features.kernel_version_findings(needs.name, needs.kernel, version)
+    findings += features.module_findings(modules, effective, release)
     variants: Mapping[str, XtablesVariant] = {}
     if needs.extensions:
         variants = intention.variants or {}
         if intention.variants is None:
             variants, missing = find_variants(intention.families)
             findings += missing
-        findings += iptables_findings(variants)
-        findings += family_findings(variants)
-        findings += extension_findings(needs.extensions, variants, release)
+        findings += features.iptables_findings(variants)
+        findings += features.family_findings(variants)
+        findings += features.extension_findings(needs.extensions, variants, release)
     if needs.ipvs:
-        findings += ipvs_findings(release)
+        findings += features.ipvs_findings(release)
     if needs.ipsets:
-        findings += ipset_findings(release)
+        findings += features.ipset_findings(release)
         findings += set_limit_findings(intention.set_contributions)
     findings += localhost_findings(intention.refused_at_loopback)
     if needs.exclusive:

@@ -11,15 +11,7 @@ from typing import Any, List, Mapping, NamedTuple, Sequence, Tuple
 from ..base.addresses import FAMILIES
 from ..base.mode_names import IPVS
 from ..convergence.handles import KernelHandles
-from ..convergence.modes.stages.ipvs import (
-    IpvsResources,
-    ServerTables,
-    after_servers,
-    ipvs_resources,
-    kept_stages,
-    observed_once,
-    unloaded_ipvs_resources,
-)
+from ..convergence.modes.stages import ipvs
 from ..convergence.modes.stages.ipvs_filter_backend import (
     FilterBackendResources,
     filter_backend_resources,
@@ -80,7 +72,7 @@ class _IpvsStages(NamedTuple):
 
 def _ipvs_stages(
     state: NodeState,
-    resources: IpvsResources,
+    resources: ipvs.IpvsResources,
     filter_backend: FilterBackendResources,
     family: str,
     *,
@@ -92,7 +84,7 @@ def _ipvs_stages(
     Servers are limited to those that belong to Services now, or were saved; what other programs add later is kept.
     """
     servers, real_servers = of_family(state.virtual_servers, family), of_family(state.real_servers, family)
-    desired = ServerTables(
+    desired = ipvs.ServerTables(
         sets=of_family(state.sets, family),
         elements=of_family(state.set_elements, family),
         servers=servers,
@@ -100,14 +92,14 @@ def _ipvs_stages(
         addresses=of_family(state.addresses, family),
     )
     draining = loaded and not _serves_through_ipvs(state)
-    stages = kept_stages(
+    stages = ipvs.kept_stages(
         resources, filter_backend, family, draining=draining, desired=desired, others=state.virtual_servers
     )
     before = list(stages.sets)
     saved = state.ipvs_tables.get(family, {})
     if saved:
         table = saved if to_end else functools.partial(_with_record, saved)
-        before.append(Stage(RawIpvsTableResource(family), table, postponed=after_servers(resources.addresses)))
+        before.append(Stage(RawIpvsTableResource(family), table, postponed=ipvs.after_servers(resources.addresses)))
     elif filter_backend.table is not None:
         left = stages.kept.table if to_end else server_record
         # In the end it goes after the servers that it records, or a rollback that is broken off would not know them.
@@ -159,11 +151,11 @@ def restore_stages(
         return [*first, Stage(device, state.devices), *tables, *own, *unused, *last, *userspace], warnings
     # Except in a check, the modules have been loaded by now.
     usable = loaded or not check
-    find = ipvs_resources if usable else unloaded_ipvs_resources
+    find = ipvs.ipvs_resources if usable else ipvs.unloaded_ipvs_resources
     families = [
         _ipvs_stages(
             state,
-            observed_once(find(handles, family)),
+            ipvs.observed_once(find(handles, family)),
             _filter_backend(state, handles, family),
             family,
             loaded=usable,

@@ -137,7 +137,7 @@ def node(monkeypatch) -> Any:
     )
     resources = IpvsResources(held.servers, held.real_servers, held.addresses, dict, dict)
     monkeypatch.setattr(stages, "FAMILIES", ("IPv4",))
-    monkeypatch.setattr(stages, "ipvs_resources", lambda _handles, _family: resources)
+    monkeypatch.setattr(stages.ipvs, "ipvs_resources", lambda _handles, _family: resources)
     monkeypatch.setattr(
         stages, "filter_backend_resources", lambda _handles, _family: FilterBackendResources(None, held.ipvs)
     )

@@ -35,21 +35,7 @@ from ..fields import (
     special_use,
     text,
 )
-from ..policies.policy_model import (
-    DIRECTIONS,
-    EGRESS,
-    INGRESS,
-    LAST_PORT,
-    BlockPeer,
-    ContainerPort,
-    Namespace,
-    NetworkPolicy,
-    Peer,
-    Pod,
-    PodPeer,
-    PolicyPort,
-    PolicyRule,
-)
+from ..policies import policy_model
 from ..policies.selectors import EVERYTHING, parse_selector
 
 _PORT_NAME = re.compile(r"(?=.{1,15}$)(?=.*[a-z])[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -63,7 +49,7 @@ _ALWAYS = "Always"
 _MAYBE_MULTICAST = ("ff", "22", "23")
 
 
-def parse_pod(raw: Dict[str, Any], skipped: List[Invalid]) -> Pod:
+def parse_pod(raw: Dict[str, Any], skipped: List[Invalid]) -> policy_model.Pod:
     """Return the Pod that a raw object describes. Invalid parts are skipped and appended to ``skipped``.
 
     Raises Invalid if it has no valid identity.
@@ -73,7 +59,7 @@ def parse_pod(raw: Dict[str, Any], skipped: List[Invalid]) -> Pod:
     name = dns_subdomain(metadata.get("name"), "metadata.name")
     spec = _part(raw.get("spec"), "spec", skipped)
     status = _part(raw.get("status"), "status", skipped)
-    return Pod(
+    return policy_model.Pod(
         namespace=interned(namespace),
         name=name,
         uid=_text(metadata.get("uid"), "metadata.uid", skipped),
@@ -88,12 +74,12 @@ def parse_pod(raw: Dict[str, Any], skipped: List[Invalid]) -> Pod:
     )
 
 
-def parse_namespace(raw: Dict[str, Any], skipped: List[Invalid]) -> Namespace:
+def parse_namespace(raw: Dict[str, Any], skipped: List[Invalid]) -> policy_model.Namespace:
     """Return the Namespace that a raw object describes. Raises Invalid if it has no valid name."""
     metadata = mapping(raw.get("metadata"), "metadata")
     name = dns_label(metadata.get("name"), "metadata.name")
     labels = read_labels(metadata.get("labels"), skipped)
-    return Namespace(interned(name), labels, bool(metadata.get("deletionTimestamp")))
+    return policy_model.Namespace(interned(name), labels, bool(metadata.get("deletionTimestamp")))
 
 
 def read_labels(value: object, skipped: List[Invalid]) -> Dict[str, str]:
@@ -152,9 +138,9 @@ def not_global(address: str) -> str:
     return special_use(address)
 
 
-def _ports(spec: Dict[str, Any], skipped: List[Invalid]) -> Tuple[ContainerPort, ...]:
+def _ports(spec: Dict[str, Any], skipped: List[Invalid]) -> Tuple[policy_model.ContainerPort, ...]:
     """Return the named ports of containers, and of init containers that keep running (sidecars)."""
-    found: Dict[ContainerPort, None] = {}
+    found: Dict[policy_model.ContainerPort, None] = {}
     for kind in ("containers", "initContainers"):
         for index, container in enumerate(_list(spec.get(kind), f"spec.{kind}", skipped)):
             where = f"spec.{kind}[{index}]"
@@ -168,17 +154,17 @@ def _ports(spec: Dict[str, Any], skipped: List[Invalid]) -> Tuple[ContainerPort,
     return tuple(found)
 
 
-def _container_port(value: object, field: str) -> Optional[ContainerPort]:
+def _container_port(value: object, field: str) -> Optional[policy_model.ContainerPort]:
     """Return a port, None if it has no name. Raises Invalid."""
     raw = mapping(value, field)
     name = text(raw.get("name"), f"{field}.name")
     if not name:
         return None
     number = integer(raw.get("containerPort"), f"{field}.containerPort", 1, 65535)
-    return ContainerPort(interned(name), protocol(raw.get("protocol"), f"{field}.protocol"), number)
+    return policy_model.ContainerPort(interned(name), protocol(raw.get("protocol"), f"{field}.protocol"), number)
 
 
-def parse_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) -> NetworkPolicy:
+def parse_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) -> policy_model.NetworkPolicy:
     """Return the NetworkPolicy that a raw object describes, with None in place of parts that are not understood.
 
     These parts are appended to ``skipped``. Defaults of the API server are filled in. Raises Invalid.
@@ -196,7 +182,7 @@ def parse_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) -> Network
     except Invalid as error:
         skipped.append(error)
         ingress, egress = (None,) * len(ingress), (None,) * len(egress)
-    return NetworkPolicy(
+    return policy_model.NetworkPolicy(
         namespace=namespace, name=name, pods=pods, directions=directions, ingress=ingress, egress=egress
     )
 
@@ -204,13 +190,18 @@ def parse_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) -> Network
 def _directions(value: object, has_egress: bool, skipped: List[Invalid]) -> Tuple[str, ...]:
     listed = sequence(value, "spec.policyTypes")
     if not listed:
-        return DIRECTIONS if has_egress else (INGRESS,)
+        return policy_model.DIRECTIONS if has_egress else (policy_model.INGRESS,)
     for index, item in enumerate(listed):
-        if item not in DIRECTIONS:
-            skipped.append(Invalid(f"spec.policyTypes[{index}]", f"{shown(item)} is not {INGRESS} or {EGRESS}"))
-    known = tuple(direction for direction in DIRECTIONS if direction in listed)
+        if item not in policy_model.DIRECTIONS:
+            skipped.append(
+                Invalid(
+                    f"spec.policyTypes[{index}]",
+                    f"{shown(item)} is not {policy_model.INGRESS} or {policy_model.EGRESS}",
+                )
+            )
+    known = tuple(direction for direction in policy_model.DIRECTIONS if direction in listed)
     if not known:
-        raise Invalid("spec.policyTypes", f"names neither {INGRESS} nor {EGRESS}")
+        raise Invalid("spec.policyTypes", f"names neither {policy_model.INGRESS} nor {policy_model.EGRESS}")
     return known
 
 
@@ -230,13 +221,13 @@ def _parts(
 
 def _rules(
     value: object, field: str, peers_field: str, namespace: str, skipped: List[Invalid]
-) -> Tuple[Optional[PolicyRule], ...]:
-    def read_peer(item: object, where: str) -> Peer:
+) -> Tuple[Optional[policy_model.PolicyRule], ...]:
+    def read_peer(item: object, where: str) -> policy_model.Peer:
         return _peer(item, where, namespace)
 
-    def read_rule(item: object, where: str) -> PolicyRule:
+    def read_rule(item: object, where: str) -> policy_model.PolicyRule:
         raw = fields_of(item, (peers_field, "ports"), where)
-        return PolicyRule(
+        return policy_model.PolicyRule(
             _parts(raw.get(peers_field), f"{where}.{peers_field}", read_peer, skipped),
             _parts(raw.get("ports"), f"{where}.ports", _port, skipped),
         )
@@ -244,7 +235,7 @@ def _rules(
     return _parts(value, field, read_rule, skipped)
 
 
-def _peer(value: object, field: str, namespace: str) -> Peer:
+def _peer(value: object, field: str, namespace: str) -> policy_model.Peer:
     raw = fields_of(value, _PEER_FIELDS, field)
     given = [name for name in _PEER_FIELDS if raw.get(name) is not None]
     if not given:
@@ -255,8 +246,8 @@ def _peer(value: object, field: str, namespace: str) -> Peer:
         return read_block(raw["ipBlock"], f"{field}.ipBlock")
     pods = parse_selector(raw.get("podSelector"), f"{field}.podSelector")
     if "namespaceSelector" in given:
-        return PodPeer("", parse_selector(raw["namespaceSelector"], f"{field}.namespaceSelector"), pods)
-    return PodPeer(namespace, None, pods if "podSelector" in given else EVERYTHING)
+        return policy_model.PodPeer("", parse_selector(raw["namespaceSelector"], f"{field}.namespaceSelector"), pods)
+    return policy_model.PodPeer(namespace, None, pods if "podSelector" in given else EVERYTHING)
 
 
 def read_network(value: object, field: str) -> Network:
@@ -264,7 +255,7 @@ def read_network(value: object, field: str) -> Network:
     return converted(value, field, parse_network, "a CIDR")
 
 
-def read_block(value: object, field: str) -> BlockPeer:
+def read_block(value: object, field: str) -> policy_model.BlockPeer:
     """Return an ipBlock. Raises Invalid, including for an exception that is not a proper part of the range."""
     raw = fields_of(value, _BLOCK_FIELDS, field)
     network = read_network(raw.get("cidr"), f"{field}.cidr")
@@ -275,7 +266,7 @@ def read_block(value: object, field: str) -> BlockPeer:
         if not inside or not _contains(network, part):
             raise Invalid(where, f"{part} is not a proper part of {network}")
         excepted.append(part)
-    return BlockPeer(network, tuple(excepted))
+    return policy_model.BlockPeer(network, tuple(excepted))
 
 
 def _contains(outer: Network, inner: Network) -> bool:
@@ -288,19 +279,19 @@ def is_port_name(value: object) -> bool:
     return isinstance(value, str) and _PORT_NAME.fullmatch(value) is not None
 
 
-def _port(value: object, field: str) -> PolicyPort:
+def _port(value: object, field: str) -> policy_model.PolicyPort:
     raw = fields_of(value, _PORT_FIELDS, field)
     kind = protocol(raw.get("protocol"), f"{field}.protocol")
     port, last = raw.get("port"), raw.get("endPort")
     if port is None:
         if last is not None:
             raise Invalid(f"{field}.endPort", "needs a port")
-        return PolicyPort(kind)
+        return policy_model.PolicyPort(kind)
     if isinstance(port, str):
         if not is_port_name(port):
             raise Invalid(f"{field}.port", f"{shown(port)} is neither a number nor the name of a port")
         if last is not None:
             raise Invalid(f"{field}.endPort", "needs a port that is a number")
-        return PolicyPort(kind, name=port)
-    first = integer(port, f"{field}.port", 1, LAST_PORT)
-    return PolicyPort(kind, first, integer(last, f"{field}.endPort", first, LAST_PORT, first))
+        return policy_model.PolicyPort(kind, name=port)
+    first = integer(port, f"{field}.port", 1, policy_model.LAST_PORT)
+    return policy_model.PolicyPort(kind, first, integer(last, f"{field}.endPort", first, policy_model.LAST_PORT, first))
