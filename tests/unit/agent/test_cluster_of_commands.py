@@ -101,7 +101,7 @@ def test_servers_that_the_cluster_has_named_to_the_agent_are_used(sources, serve
         """Return the servers that the cluster names, at the address of the test: loopback endpoints are invalid."""
         return [item._replace(url=item.url.replace("192.0.2.11", "127.0.0.1")) for item in named_servers(found)]
 
-    monkeypatch.setattr(cluster_source, "named_servers", here)
+    monkeypatch.setattr(cluster_source.servers, "named_servers", here)
     write_cache(sources.cache, cached(server), {"Service", "EndpointSlice"})
     chosen = sources._replace(settings=ApiServerSettings((), discover))
     if discover:

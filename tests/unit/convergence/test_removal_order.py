@@ -21,9 +21,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request
 def test_virtual_servers_are_removed_first(check: bool, plans: List[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A check plans everything at once, since nothing is gone in between."""
     ran: List[Any] = []
-    results: Dict[str, Any] = {"check_removal": [], "removal_contexts": [], "server_removal_stages": "servers"}
-    for name, result in {**results, "removal_stages": "everything"}.items():
-        monkeypatch.setattr(converge, name, lambda *_arguments, result=result: result)
+    results: Dict[str, Any] = {"check_removal": [], "removal_contexts": []}
+    results |= {"removal.server_removal_stages": "servers", "removal.removal_stages": "everything"}
+    for name, result in results.items():
+        monkeypatch.setattr(f"{converge.__name__}.{name}", lambda *_arguments, result=result: result)
     monkeypatch.setattr(converge._Convergence, "_run", lambda _self, stages, *_more: ran.append(stages))
     request = Request(ClusterState.from_objects([]), KubeProxyConfiguration(), state="absent", check=check)
     with KernelHandles() as handles:

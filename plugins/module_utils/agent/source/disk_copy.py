@@ -79,7 +79,7 @@ class DiskCopy:
         """Return the objects of these kinds, parsed, with an entry for each kind that the file knows completely.
 
         Nothing if the file is absent or damaged, or has no room. If the node ``node_name`` has rebooted since the file
-        was written, the pods that ran on it are left out.
+        was written, the pods that ran on it are omitted.
         """
         try:
             file = open_cache(self._path)

@@ -128,7 +128,7 @@ class IpsetSocket(Closing):
         """Add or remove (``command``: ADD or DELETE) elements of sets that ``sets`` describes.
 
         Every set is attempted; then the first refusal is raised as KernelError naming set and element. Frontends with a
-        refused element are left out of the sets that follow: they would drop clients whose source range is lacking.
+        refused element are not added to the sets that follow, which would drop clients whose source range is lacking.
         """
         by_set: Dict[str, List[str]] = {}
         for key in keys:
