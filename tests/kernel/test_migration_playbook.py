@@ -357,6 +357,24 @@ def test_a_first_host_that_does_not_answer_is_rolled_back_and_stops_the_rollout(
     assert_untouched(cluster, before, *NODES[1:])
 
 
+def test_a_revert_does_not_empty_a_host_on_which_nothing_was_programmed(cluster, before):
+    """As after a reboot with kube-proxy kept off: what is programmed serves until kube-proxy has taken it over."""
+    node = cluster.nodes["node-a"]
+    found = [(program, node.run([f"{program}-save"])) for program in ("iptables-nft", "ip6tables-nft")]
+    node.run(["nft", "flush", "ruleset"])
+    node.stop("endpoint")
+    try:
+        status, text = cluster.migrate()
+        assert status != 0 and '(kube-proxy serves this host again)"' in text, text
+        assert cluster.labelled() == [] and cluster.with_kube_proxy() == list(NODES)
+        assert any("10.96.2.1/32" in line for line in node.rules())
+    finally:
+        node.start_endpoint()
+        node.run(["nft", "flush", "ruleset"])
+        for program, text in found:
+            node.run([f"{program}-restore"], text)
+
+
 @pytest.mark.full
 def test_a_host_to_which_kube_proxy_does_not_return_says_what_serves_it(cluster, before):
     cluster.nodes["node-a"].stop("endpoint")

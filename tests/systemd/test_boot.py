@@ -11,7 +11,9 @@ from collections import Counter
 
 import pytest
 
+from tests.apiserver.tls import write_kubeconfig
 from tests.lab import manifests
+from tests.waiting import wait_for
 
 from .agent import KubeProxy
 from .cluster import node as node_object
@@ -242,6 +244,23 @@ def test_scheduled_runs_renew_the_state(node, user):
     # A run of the role with what it had before replaces what was taken.
     converge(node, "nftables", "web")
     assert "2 Services with" in booted(node)
+
+
+def test_the_state_outlasts_an_agent(node, cluster, variables, tmp_path):
+    """It serves from its own copy once it has followed the cluster, and leaves that for the boot when it ends."""
+    converge(node, "nftables", "web")
+    wrong = write_kubeconfig(tmp_path / "kubeconfig", cluster.url, cluster.admin[0], "wrong")
+    given = {**variables, "agent_configuration": {"mode": "nftables"}}
+    node.role("agent", {**given, "agent_kubeconfig": str(wrong)})
+    assert "2 Services with" in booted(node)
+    node.role("agent", given)
+    cluster.store.put(service("later", "10.96.0.12"))
+    wait_for(lambda: "10.96.0.12" in programmed(node), what="the agent serves the Service")
+    assert "serves this node from its own copy" in booted(node)
+    wait_for(lambda: "10.96.0.12" in programmed(node), what="the agent serves the Service again")
+    node.role("agent", {**given, "agent_state": "absent"})
+    assert "is restored in nftables mode" in booted(node)
+    assert "10.96.0.12" in programmed(node)
 
 
 @pytest.mark.full

@@ -230,7 +230,7 @@ class _Convergence:
         self.warnings += self.guard.begin()
         standalone = self.request.configuration.node_proxy.network_policy.standalone
         with self.watch.stage("preflight"):
-            self.warnings += check_removal(self.request.ignore_findings, standalone)
+            self.warnings += check_removal(self.request, standalone, self.handles)
         if standalone:
             return self._removed(removal.policy_removal_stages(self.handles))
         with self.watch.stage("facts"):

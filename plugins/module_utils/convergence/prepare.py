@@ -18,11 +18,13 @@ from ..preflight.findings import CONFLICTS, NODE, WARNING, Finding, judge
 from ..preflight.processes import processes, removal_findings, service_proxy_findings
 from ..resources import Stage
 from .family import FamilyContext, FamilyServices
+from .handles import KernelHandles
 from .modes.mode import Mode
 from .modes.stages.sysctls import wanted_sysctls
 from .node import NodeView
+from .removal import serves
 from .request import Request
-from .runtime.ledger import read_origin
+from .runtime.ledger import has_converged, read_origin
 
 
 def check_cluster(request: Request, view: NodeView) -> List[str]:
@@ -108,14 +110,16 @@ def check_node(
     return list(judge(found, tuple(ignored)))
 
 
-def check_removal(ignored: Sequence[str], standalone: bool) -> List[str]:
+def check_removal(request: Request, standalone: bool, handles: KernelHandles) -> List[str]:
     """Return warnings about removing everything here, or with ``standalone`` only policies; change nothing.
 
-    ``ignored``: names of findings to ignore. Raises PreflightError for what :func:`removal_findings` finds, or if no
-    other service proxy serves beside the policies.
+    Raises PreflightError for what :func:`removal_findings` finds, or if no other service proxy serves beside the
+    policies, unless the request ignores it.
     """
-    found = service_proxy_findings(standalone=True) if standalone else removal_findings(processes())
-    return list(judge(found, tuple(ignored)))
+    if standalone:
+        return list(judge(service_proxy_findings(standalone=True), request.ignore_findings))
+    ours = has_converged(request.state_directory) or not serves(handles)
+    return list(judge(removal_findings(processes(), ours), request.ignore_findings))
 
 
 def check_policies(request: Request, view: NodeView) -> List[str]:

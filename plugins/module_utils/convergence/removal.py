@@ -77,6 +77,15 @@ def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[Famil
     return stages
 
 
+def serves(handles: KernelHandles) -> bool:
+    """Return whether the node has what serves a Service, of whatever program and mode. Raises KernelError."""
+    from .modes.stages.release import serves_by_ipvs
+
+    tables = [handles.nftables(family).observe() for family in FAMILIES] if handles.has_nftables() else []
+    chains = [removable_chains(item).observe() for item in removal_contexts()]
+    return bool(served_cluster_ips([*tables, *chains])) or serves_by_ipvs(handles)
+
+
 def superseded_stages(mode: Mode, handles: KernelHandles, restored: str = "") -> List[Stage]:
     """Return the stages that remove what ``mode`` has left on a node whose Services kube-proxy serves by now.
 

@@ -136,7 +136,7 @@ def service_proxy_findings(root: str = "", standalone: bool = False) -> List[Fin
     what = "{}, and with networkPolicy.standalone nothing else serves this node's Services"
     if os.path.exists(KEPT_OFF_FILE):
         return [Finding(KEPT_OFF, ERROR, what.format(_KEPT_OFF), f"{_BACK} first")]
-    if leaves_services() is False and not any(finding.name in _SERVICE_PROXIES for finding in found):
+    if leaves_services() is False and not possible_proxies(processes(root)):
         return [Finding(KEPT_OFF, ERROR, what.format("no other service proxy runs"), "start it on this node first")]
     return []
 
@@ -157,15 +157,26 @@ def other_rules_findings() -> List[Finding]:
     return [Finding(KUBE_PROXY, ERROR, what, remedy)] if leaves_services() else []
 
 
-def removal_findings(running: Sequence[Process]) -> List[Finding]:
+def possible_proxies(running: Sequence[Process]) -> List[Finding]:
+    """Return findings for each program that serves Services, or may do so: its arguments do not rule it out."""
+    return [finding for finding in process_findings(running) if finding.name in _SERVICE_PROXIES]
+
+
+def removal_findings(running: Sequence[Process], ours: bool = True) -> List[Finding]:
     """Return findings for a node that would lose the rules of kube-proxy, which have the same names as ours.
 
     That is a node where kube-proxy runs, or is to run by the configuration of its agent; and one that kube-proxy is
-    kept off, which nothing would serve.
+    kept off, which nothing would serve. Unless the rules are known to be ``ours``, they may also be those of a program
+    that contains kube-proxy.
     """
     what = "kube-proxy runs on this node (process {}), and the rules with which it serves would be removed"
     numbers = [process.number for process in running if "kube-proxy" in programs(process)]
     found = [Finding(KUBE_PROXY, ERROR, what.format(number), f"stop it first, or {_BACK}") for number in numbers]
+    if not ours:
+        others = [finding for finding in possible_proxies(running) if finding.name != KUBE_PROXY]
+        found += [
+            finding._replace(severity=ERROR, what=f"{finding.what}; its rules would be lost") for finding in others
+        ]
     found += other_rules_findings()
     if os.path.exists(KEPT_OFF_FILE):
         found.append(Finding(KEPT_OFF, ERROR, f"{_KEPT_OFF}, so nothing would serve it", _BACK))

@@ -34,17 +34,18 @@ from ..convergence.removal import policy_removal_stages, superseded_stages
 from ..convergence.request import Interfaces, Request
 from ..convergence.runtime.ledger import booted_from, forget, has_converged, record_boot
 from ..convergence.runtime.lock import ConvergenceLock
+from ..convergence.runtime.state_directory import DEFAULT_CACHE
 from ..kernel.facts import machine_identity
 from ..preflight.cluster_state import is_first
 from ..preflight.findings import INCOMPLETE_SNAPSHOT, LOSS, NODE, judge
-from ..preflight.processes import service_proxy_findings
+from ..preflight.processes import possible_proxies, processes, service_proxy_findings
 from ..resources import apply_plan, plan
 from . import boot_directory, boot_state, units
 from .boot_state import BootState
 
 # When this program looks whether kube-proxy has returned, after the boot.
 _AGAIN_SECONDS = (60.0, 120.0, 300.0, 600.0, 1800.0)
-# The agent has a copy of the cluster state of its own, which is newer.
+# An agent has a copy of the cluster state of its own, which is newer, unless it has never followed the cluster.
 _AGENT_ENABLED = "/etc/systemd/system/multi-user.target.wants/kubenode-proxy.service"
 # They were judged when the state was programmed; now it lacks what was local.
 _ACCEPTED = (INCOMPLETE_SNAPSHOT, NODE, LOSS)
@@ -113,10 +114,10 @@ def restore_at_boot(max_age: float, variant: str = "", take: str = "") -> List[s
     """
     if take:
         # Imported late: a boot needs nothing of it.
-        from . import boot_keeping
+        from . import boot_handover
 
-        return boot_keeping.take(take)
-    if os.path.lexists(_AGENT_ENABLED):
+        return boot_handover.take(take)
+    if os.path.lexists(_AGENT_ENABLED) and os.path.lexists(DEFAULT_CACHE):
         return ["the agent serves this node from its own copy of the cluster state"]
     if booted_from(RUNTIME):
         return yield_to_kube_proxy(variant)
@@ -124,7 +125,7 @@ def restore_at_boot(max_age: float, variant: str = "", take: str = "") -> List[s
         return [_CONVERGED]
     # The process ends at once, and what it allocates stays until then.
     gc.disable()
-    state = boot_state.read()
+    state = boot_state.read(DEFAULT_CACHE)
     if state is None:
         return ["there is no state to restore"]
     if state.settings.machine not in ("", machine_identity()):
@@ -163,7 +164,7 @@ def yield_to_kube_proxy(variant: str) -> List[str]:
     """
     state = boot_state.read()
     ignored = state.settings.ignore_findings if state is not None else ()
-    found = [finding for finding in service_proxy_findings() if finding.name not in ignored]
+    found = [finding for finding in possible_proxies(processes()) if finding.name not in ignored]
     if not found or state is None or not state.settings.mode:
         return []
     with ConvergenceLock(RUNTIME, boot_directory.LOCK_SECONDS), KernelHandles() as handles:
@@ -185,7 +186,9 @@ def main(argv: Sequence[str], restore: Callable[..., List[str]] = restore_at_boo
     parser = argparse.ArgumentParser(description="Converge a node to its last state when it boots.")
     parser.add_argument("--max-age", type=float, required=True, help="in seconds, of a state that is restored whole")
     parser.add_argument("--variant", default="", help="of iptables, in which it was restored earlier in this boot")
-    parser.add_argument("--take", default="", metavar="FILE", help="keep a cluster state that a scheduled run has left")
+    parser.add_argument(
+        "--take", default="", metavar="FILE", help="keep a cluster state that an agent or a run has left"
+    )
     try:
         lines = restore(**vars(parser.parse_args(list(argv))))
     except Exception as error:

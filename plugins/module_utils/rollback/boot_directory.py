@@ -23,8 +23,6 @@ DIRECTORY = BOOT_DIRECTORY
 PROGRAM = "boot.pyz"
 #: The timer that looks whether kube-proxy has returned: a pod starts later than the node.
 AGAIN = "kubenode-proxy-boot-again"
-#: What a scheduled run of another user leaves in the state directory of its unit.
-HANDED_OVER = "boot.json.gz"
 #: How long to wait for a convergence.
 LOCK_SECONDS = 60.0
 #: The state that counts, and that of a change that waits to be confirmed: a reboot ends such a change.

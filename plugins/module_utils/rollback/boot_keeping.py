@@ -8,23 +8,21 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from ..base.errors import HistoryError, ProxyError, SnapshotError, os_errors
-from ..base.installed import KEPT_OFF_FILE, STATE_DIRECTORY
+from ..base.installed import KEPT_OFF_FILE
 from ..base.mode_names import NONE
 from ..base.regular_files import read_regular
-from ..base.whole_files import remove_file, write_whole
-from ..cluster.files.cache import MOST_BYTES, open_cache, write_cache
-from ..cluster.parsing.objects import is_supported
-from ..cluster.parsing.prune import prune
+from ..base.whole_files import write_whole
+from ..cluster.files.cache import MOST_BYTES, open_cache
 from ..convergence.request import Interfaces, Request
 from ..convergence.runtime.ledger import has_converged, record_boot
-from ..convergence.runtime.lock import ConvergenceLock
 from ..convergence.unchanged.inputs import Unusable, engine_digest
 from ..kernel.facts import machine_identity
 from . import boot_directory
-from .boot_state import KIND, NextBoot, read
+from .boot_handover import hand_over, write_state
+from .boot_state import KIND, NextBoot
 from .decisions import make_own_directory, remove_unfinished
 
 
@@ -53,7 +51,7 @@ def keep(
     """
     try:
         if os.geteuid():
-            _hand_over(request)
+            hand_over(request)
         elif request.state != "present" or (found is not None and found.wanted is False):
             boot_directory.forget()
         elif found is not None and (found.wanted or boot_directory.exists()):
@@ -78,34 +76,6 @@ def keep(
     return []
 
 
-def _hand_over(request: Request) -> None:
-    """Leave the cluster state in the directory of the unit for :func:`take`: no other user writes what root restores.
-
-    Raises SnapshotError.
-    """
-    own = [each for each in os.environ.get("STATE_DIRECTORY", "").split(":") if each.endswith("/schedule")]
-    if own and request.state == "present" and os.path.lexists(boot_directory.path_of(boot_directory.PROGRAM)):
-        write_cache(os.path.join(own[0], boot_directory.HANDED_OVER), _texts(request.objects()), frozenset())
-
-
-def take(path: str) -> List[str]:
-    """Keep the cluster state that a scheduled run of another user has left; return a warning on failure.
-
-    The settings stay those of root. A state that is newer, or waits to be confirmed, stays whole.
-    """
-    try:
-        with ConvergenceLock(STATE_DIRECTORY, boot_directory.LOCK_SECONDS):
-            state = read()
-            newer = state is not None and os.path.lexists(path) and os.lstat(path).st_mtime > state.renewed
-            if state is not None and newer and not os.path.lexists(boot_directory.path_of(boot_directory.UNCONFIRMED)):
-                first = {"kind": KIND, **state.settings._replace(source="")._asdict()}
-                _write(first, open_cache(path).objects(), True)
-            remove_file(path)
-    except (ProxyError, Unusable, OSError) as error:
-        return [f"warning: the state for the next boot is not renewed: {error}"]
-    return []
-
-
 def _write(first: Dict[str, Any], objects: Iterable[Any], confirmed: bool) -> None:
     """Write a state, and the program that restores it if that is damaged or of another engine. Raises ProxyError."""
     kept, program = _settings_in(boot_directory.STATE), boot_directory.path_of(boot_directory.PROGRAM)
@@ -121,18 +91,11 @@ def _write(first: Dict[str, Any], objects: Iterable[Any], confirmed: bool) -> No
     if not intact:
         _write_program(program)
         first["program"] = _checksum(program)
-    texts = [json.dumps(first, separators=(",", ":"), default=str).encode(), *_texts(objects)]
     name = boot_directory.STATE if confirmed else boot_directory.UNCONFIRMED
-    write_cache(boot_directory.path_of(name), texts, frozenset())
+    write_state(boot_directory.path_of(name), first, objects)
     if confirmed:
         boot_directory.discard_unconfirmed()
     remove_unfinished(boot_directory.DIRECTORY)
-
-
-def _texts(objects: Iterable[Any]) -> Iterator[bytes]:
-    for raw in objects:
-        if isinstance(raw, dict) and raw.get("kind") and is_supported(raw):
-            yield json.dumps(prune(raw, True), separators=(",", ":"), default=str).encode()
 
 
 def _checksum(path: str) -> int:
@@ -148,6 +111,7 @@ def _write_program(path: str) -> None:
     # Imported late: only another engine than that of the last run needs this.
     from ..packaging.bytecode import with_bytecode
     from ..packaging.running import pack_running
+    from . import boot
 
     with os_errors(HistoryError, f"{path}: cannot be written"):
-        write_whole(path, with_bytecode(pack_running(f"{__package__}.boot"), path))
+        write_whole(path, with_bytecode(pack_running(boot.__name__), path))

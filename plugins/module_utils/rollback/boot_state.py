@@ -9,6 +9,7 @@ convergence is complete, and replaced as a whole, so a power cut at any moment l
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
@@ -72,8 +73,11 @@ class BootState(NamedTuple):
         return time.time() - self.renewed
 
 
-def read() -> Optional[BootState]:
-    """Return the state of the last complete and confirmed convergence, None without one. Raises HistoryError."""
+def read(copy: str = "") -> Optional[BootState]:
+    """Return the state of the last complete and confirmed convergence, None without one. Raises HistoryError.
+
+    ``copy``: the path of the agent's copy of the cluster state, whose objects are those of the state where it is newer.
+    """
     path = path_of(STATE)
     if not exists() or not os.path.lexists(path):
         return None
@@ -81,8 +85,16 @@ def read() -> Optional[BootState]:
         first, *objects = open_cache(path).objects()
         if first.pop("kind", None) != KIND:
             raise SnapshotError(f"{path}: does not begin with the settings of a convergence")
-        return BootState(BootSettings(**first), objects, os.lstat(path).st_mtime)
+        return _with_newer(BootState(BootSettings(**first), objects, os.lstat(path).st_mtime), copy)
     except SnapshotError as error:
         raise HistoryError(str(error)) from error
     except (OSError, TypeError, ValueError) as error:
         raise HistoryError(f"{path}: {error}") from error
+
+
+def _with_newer(state: BootState, copy: str) -> BootState:
+    with contextlib.suppress(OSError, SnapshotError):
+        renewed = os.lstat(copy).st_mtime
+        if renewed > state.renewed:
+            return state._replace(objects=list(open_cache(copy).objects()), renewed=renewed)
+    return state

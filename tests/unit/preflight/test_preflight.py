@@ -275,6 +275,25 @@ def test_a_node_is_never_left_without_a_service_proxy(
     assert [finding.name for finding in processes.removal_findings(running)] == removed
 
 
+@pytest.mark.parametrize(
+    ("running", "found"),
+    [
+        (process("k3s", "/usr/local/bin/k3s", "server"), ["embedded-kube-proxy"]),
+        (process("k3s", "/usr/local/bin/k3s", "server", "--disable-kube-proxy"), []),
+        (process("kubelite"), ["embedded-kube-proxy"]),
+        (process("kube-router", "kube-router", "--run-service-proxy=true"), ["kube-router"]),
+        (CILIUM, ["cilium"]),
+        (KUBE_PROXY, ["kube-proxy"]),
+        (process("kubelet"), []),
+    ],
+)
+def test_rules_that_may_be_those_of_a_running_program_are_kept(running: processes.Process, found: list[str]) -> None:
+    assert names(processes.removal_findings([running], ours=False)) == [(name, "error") for name in found]
+    assert [finding.name for finding in processes.removal_findings([running])] == [
+        name for name in found if name == "kube-proxy"
+    ]
+
+
 def test_ufw_dropping_forwarded_traffic_is_found(tmp_path: Path) -> None:
     assert processes.ufw_findings(str(tmp_path)) == []
     put(tmp_path, "etc/ufw/ufw.conf", "# ENABLED\nENABLED=yes\n")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Dict, List
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import HistoryError, KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files import cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
@@ -21,6 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import (
     boot,
     boot_directory,
+    boot_handover,
     boot_keeping,
     boot_state,
 )
@@ -194,7 +197,7 @@ def left(tmp_path, directory, monkeypatch) -> str:
     assert _keep(_cluster(), backend="iptables", source="a") == []
     os.utime(f"{directory}/state.json.gz", (1, 1))
     own = str(tmp_path / "schedule")
-    monkeypatch.setattr(boot_keeping, "STATE_DIRECTORY", str(tmp_path / "run"))
+    monkeypatch.setattr(boot_handover, "STATE_DIRECTORY", str(tmp_path / "run"))
     with monkeypatch.context() as patched:
         patched.setattr(os, "geteuid", lambda: 996)
         # The service manager sorts the directories of a unit.
@@ -233,6 +236,42 @@ def test_root_takes_nothing_older_nor_beside_a_change_that_waits(directory, left
     _keep(_cluster(), confirmed=False)
     assert boot.restore_at_boot(0.0, take=left) == [] and "web" in _served(_read(), 1e12)
     assert os.path.exists(boot_directory.path_of("unconfirmed.json.gz"))
+
+
+def test_a_node_boots_with_the_copy_of_an_agent_that_has_ended(tmp_path, directory, monkeypatch) -> None:
+    """Unless it is older or damaged. While the agent is enabled, it serves the node from that copy."""
+    copy, enabled, request = str(tmp_path / "copy"), tmp_path / "enabled", _service("new", "10.96.0.11", [])
+    monkeypatch.setattr(boot, "DEFAULT_CACHE", copy)
+    monkeypatch.setattr(boot, "_AGENT_ENABLED", str(enabled))
+    monkeypatch.setattr(boot, "RUNTIME", str(tmp_path / "none"))
+    restored: List[Any] = []
+    monkeypatch.setattr(boot, "service_proxy_findings", lambda **_options: [])
+    monkeypatch.setattr(boot, "run_convergence", lambda request, _guard: restored.append(request) or _refuse())
+    _keep(_cluster())
+    for state in (None, (1, 1), "damaged"):
+        if state is not None:
+            cache.write_cache(copy, [json.dumps(item).encode() for item in request], {"Service", "EndpointSlice"})
+            os.utime(copy, state if isinstance(state, tuple) else None)
+        if state == "damaged":
+            Path(copy).write_bytes(b"x")
+        with pytest.raises(KernelError, match="restored"):
+            boot.restore_at_boot(WEEK)
+    enabled.touch()
+    os.unlink(copy)
+    # It has never followed the cluster.
+    with pytest.raises(KernelError, match="restored"):
+        boot.restore_at_boot(WEEK)
+    assert ["web" in str(list(found.cluster.services)) for found in restored] == [True] * 4
+    cache.write_cache(copy, [json.dumps(item).encode() for item in request], {"Service", "EndpointSlice"})
+    assert boot.restore_at_boot(WEEK) == ["the agent serves this node from its own copy of the cluster state"]
+    enabled.unlink()
+    with pytest.raises(KernelError, match="restored"):
+        boot.restore_at_boot(WEEK)
+    assert [key.name for key in restored[-1].cluster.services] == ["new"]
+
+
+def _refuse() -> None:
+    raise KernelError("restored")
 
 
 def test_runs_of_other_users_leave_nothing_where_no_state_is_kept(tmp_path, directory, monkeypatch) -> None:
