@@ -18,7 +18,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, Optional
+from typing import TYPE_CHECKING, Optional
 
 if TYPE_CHECKING:
     # The demonstration, which imports this file, runs without pytest.
@@ -66,7 +66,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optio
     return True if selected in GUEST_MARKS and is_test and not mentions(selected, collection_path) else None
 
 
-def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Move the slowest files to the front; the order within a file is kept.
 
     Raises AssertionError for a test that a run of the tests for its kind of guest would skip.
@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
-TAKEN: Dict[Path, bool] = {}
+TAKEN: dict[Path, bool] = {}
 
 
 def claims(path: Path) -> bool:

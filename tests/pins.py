@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Set
+from typing import NamedTuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.libraries import platforms
 
@@ -55,9 +55,9 @@ def fetch(requirement: str, python: str, machine: str) -> Wheel:
         return Wheel(wheel.name.split("-")[1], hashlib.sha256(wheel.read_bytes()).hexdigest())
 
 
-def pins() -> Dict[str, Set[str]]:
+def pins() -> dict[str, set[str]]:
     """Return the wheel hashes of each library, by name and version."""
-    found: Dict[str, Set[str]] = {}
+    found: dict[str, set[str]] = {}
     for name in REQUIREMENTS:
         # The oldest Python determines the version for all of them.
         pinned = f"{name}=={fetch(name, PYTHONS[0], MACHINES[0]).version}"
@@ -65,9 +65,9 @@ def pins() -> Dict[str, Set[str]]:
     return found
 
 
-def text_of(found: Dict[str, Set[str]]) -> str:
+def text_of(found: dict[str, set[str]]) -> str:
     """Return the content of the file in pip's format."""
-    lines: List[str] = [HEAD.format(pythons=f"{PYTHONS[0]} to {PYTHONS[-1]}", machines=" and ".join(MACHINES)).rstrip()]
+    lines: list[str] = [HEAD.format(pythons=f"{PYTHONS[0]} to {PYTHONS[-1]}", machines=" and ".join(MACHINES)).rstrip()]
     for pinned in sorted(found, key=str.lower):
         hashes = [f"    --hash=sha256:{digest}" for digest in sorted(found[pinned])]
         lines += [f"{pinned} \\", *(f"{line} \\" for line in hashes[:-1]), hashes[-1]]

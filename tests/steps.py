@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import IO, Dict, Iterable, List, NamedTuple, Sequence
+from typing import IO, Iterable, NamedTuple, Sequence
 
 PROCESSORS = 2
 # How much of a processor each target uses on average, in percent: its processor seconds by its seconds in the table at
@@ -71,8 +71,8 @@ class Ended(NamedTuple):
     status: int
     seconds: float
     processor: float
-    tests: Dict[str, float]
-    failures: List[str]
+    tests: dict[str, float]
+    failures: list[str]
 
 
 def calibration() -> float:
@@ -92,7 +92,7 @@ def start(target: str) -> Running:
     return Running(target, process, output, time.monotonic())
 
 
-def finish(running: Dict[int, Running]) -> Ended:
+def finish(running: dict[int, Running]) -> Ended:
     """Wait until one of these targets ends, and print its output."""
     while True:
         pid, status, usage = os.wait4(-1, 0)
@@ -110,21 +110,21 @@ def finish(running: Dict[int, Running]) -> Ended:
     return Ended(item.target, code, seconds, usage.ru_utime + usage.ru_stime, durations(printed), failures(printed))
 
 
-def durations(printed: bytes) -> Dict[str, float]:
+def durations(printed: bytes) -> dict[str, float]:
     """Return the seconds of each test that pytest lists by --durations, including its fixtures."""
-    found: Dict[str, float] = {}
+    found: dict[str, float] = {}
     for seconds, name in DURATION.findall(printed):
         test = name.decode(errors="replace")
         found[test] = found.get(test, 0.0) + float(seconds)
     return found
 
 
-def failures(printed: bytes) -> List[str]:
+def failures(printed: bytes) -> list[str]:
     """Return the lines in which pytest names tests that failed."""
     return [line.decode(errors="replace") for line in FAILURE.findall(printed)]
 
 
-def slowest(ended: Iterable[Ended]) -> List[str]:
+def slowest(ended: Iterable[Ended]) -> list[str]:
     """Return the lines of the table of the slowest tests."""
     found = [(seconds, item.target, name) for item in ended for name, seconds in item.tests.items()]
     return [f"{seconds:>8.1f} {target:<12} {name}" for seconds, target, name in sorted(found, reverse=True)[:SLOWEST]]
@@ -146,11 +146,11 @@ def has_room(target: str, running: Sequence[str], waiting: Sequence[str]) -> boo
     return busy([target, *others]) <= MOST_BUSY
 
 
-def run(targets: List[str]) -> List[Ended]:
+def run(targets: list[str]) -> list[Ended]:
     """Run all targets; whenever there is room, start the first one that may run."""
     waiting = list(targets)
-    running: Dict[int, Running] = {}
-    ended: List[Ended] = []
+    running: dict[int, Running] = {}
+    ended: list[Ended] = []
     while waiting or running:
         names = [item.target for item in running.values()]
         for target in waiting:
@@ -164,7 +164,7 @@ def run(targets: List[str]) -> List[Ended]:
     return ended
 
 
-def main(targets: List[str]) -> int:
+def main(targets: list[str]) -> int:
     """Run the targets of the command line and print the table of times."""
     load = os.getloadavg()[0]
     print(f"== this machine: 100 times fork and exec in {calibration():.2f} s, load average {load:.1f}", flush=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
@@ -35,7 +35,7 @@ _ARGUMENTS = {
 }
 
 
-def earlier(path: Optional[str]) -> Optional[Dict[str, Any]]:
+def earlier(path: Optional[str]) -> Optional[dict[str, Any]]:
     """Return the document of the earlier report, None with a warning if the file holds something else."""
     try:
         return None if path is None else read_previous(path, document.SCHEMA)
@@ -44,7 +44,7 @@ def earlier(path: Optional[str]) -> Optional[Dict[str, Any]]:
         return None
 
 
-def reported(options: Dict[str, Any], check: bool) -> Dict[str, Any]:
+def reported(options: dict[str, Any], check: bool) -> dict[str, Any]:
     """Read the results, write the requested files unless ``check``, and return the summary. Raises ProxyError."""
     nodes = read_nodes(read_entries(options["source"]))
     about = document.About(
@@ -55,7 +55,7 @@ def reported(options: Dict[str, Any], check: bool) -> Dict[str, Any]:
         stale_after=options["stale_after"],
     )
     report = document.make_report(nodes, about, earlier(options["previous"]))
-    result: Dict[str, Any] = {
+    result: dict[str, Any] = {
         "changed": False,
         "sentence": document.one_sentence(report),
         "summary": document.summary(report),
@@ -76,9 +76,9 @@ class ActionModule(ActionBase):
     _requires_connection = False
     _supports_check_mode = True
 
-    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+    def run(self, tmp: Optional[str] = None, task_vars: Optional[dict[str, Any]] = None) -> dict[str, Any]:
         """Return the result of the task."""
-        result: Dict[str, Any] = super().run(tmp, task_vars)
+        result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, options = self.validate_argument_spec(_ARGUMENTS)
         try:
             result.update(reported(options, self._task.check_mode))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 from ansible import constants
 from ansible.plugins.action import ActionBase
@@ -20,9 +20,9 @@ class ActionModule(ActionBase):
     _requires_connection = False
     _supports_check_mode = True
 
-    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+    def run(self, tmp: Optional[str] = None, task_vars: Optional[dict[str, Any]] = None) -> dict[str, Any]:
         """Print the sentence and the lines, and return the result of the task."""
-        result: Dict[str, Any] = super().run(tmp, task_vars)
+        result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, options = self.validate_argument_spec(
             {"sentence": {"type": "str", "default": ""}, "lines": {"type": "list", "elements": "str", "default": []}}
         )

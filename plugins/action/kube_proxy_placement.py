@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 from ansible import constants
 from ansible.errors import AnsibleActionFail
@@ -25,9 +25,9 @@ class ActionModule(ActionBase):
     _supports_check_mode = True
     _supports_async = False
 
-    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+    def run(self, tmp: Optional[str] = None, task_vars: Optional[dict[str, Any]] = None) -> dict[str, Any]:
         """Return the result of the task: that of the last part, with the changes of all."""
-        result: Dict[str, Any] = super().run(tmp, task_vars)
+        result: dict[str, Any] = super().run(tmp, task_vars)
         given = self._task.args
         timeout, part = _seconds(given, "wait_timeout", 300.0), _seconds(given, "wait_part", _PART_SECONDS)
         end, first = time.monotonic() + timeout, None
@@ -48,7 +48,7 @@ class ActionModule(ActionBase):
             return {**result, **found, **changed, **failure}
 
 
-def _seconds(given: Dict[str, Any], name: str, default: float) -> float:
+def _seconds(given: dict[str, Any], name: str, default: float) -> float:
     """Return an option that is a number of seconds. Raises AnsibleActionFail."""
     value = given.get(name)
     try:
@@ -60,7 +60,7 @@ def _seconds(given: Dict[str, Any], name: str, default: float) -> float:
     return seconds
 
 
-def _in_vain(problem: str, timeout: float, given: Dict[str, Any]) -> str:
+def _in_vain(problem: str, timeout: float, given: dict[str, Any]) -> str:
     """Return the error of a wait in vain. The change itself was made, and is not undone."""
     returns = ". It is no longer kept off, so it returns as soon as the node works"
     return f"{problem} after {timeout:g} s{returns if given.get('state') == 'absent' and given.get('nodes') else ''}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
@@ -36,9 +36,9 @@ class ActionModule(ActionBase):
 
     _supports_check_mode = True
 
-    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+    def run(self, tmp: Optional[str] = None, task_vars: Optional[dict[str, Any]] = None) -> dict[str, Any]:
         """Return the result of the task."""
-        result: Dict[str, Any] = super().run(tmp, task_vars)
+        result: dict[str, Any] = super().run(tmp, task_vars)
         turn = self._task.args.get("turn")
         try:
             # What ends the turn of a run is no module, for speed.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 from ansible import context
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
@@ -39,9 +39,9 @@ class ActionModule(ActionBase):
     _requires_connection = False
     _supports_check_mode = True
 
-    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+    def run(self, tmp: Optional[str] = None, task_vars: Optional[dict[str, Any]] = None) -> dict[str, Any]:
         """Return the result of the task."""
-        result: Dict[str, Any] = super().run(tmp, task_vars)
+        result: dict[str, Any] = super().run(tmp, task_vars)
         task_vars = task_vars or {}
         strategy = self._task._parent._play.strategy
         if strategy.endswith(("free", "host_pinned")):
@@ -105,7 +105,7 @@ class ActionModule(ActionBase):
         result["warnings"] = [*sorted(warnings), *unknown]
         return result
 
-    def _is_hollow(self, task_vars: Dict[str, Any]) -> bool:
+    def _is_hollow(self, task_vars: dict[str, Any]) -> bool:
         """Return whether an include_role is selected by tags, and gives the tasks of the role none (``apply``)."""
         place = self._task._parent
         while place is not None and not isinstance(place, IncludeRole):
@@ -113,7 +113,7 @@ class ActionModule(ActionBase):
         known = {"all", "tagged", "untagged", *self._task.tags}
         return place is not None and not place.statically_loaded and known.isdisjoint(task_vars["ansible_run_tags"])
 
-    def _nothing_selected(self, task_vars: Dict[str, Any]) -> bool:
+    def _nothing_selected(self, task_vars: dict[str, Any]) -> bool:
         """Return whether the tags of the command line leave nothing but checks in all plays of the run."""
         if "all" in task_vars["ansible_run_tags"] and not task_vars["ansible_skip_tags"]:
             return False

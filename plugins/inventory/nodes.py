@@ -120,7 +120,7 @@ import contextlib
 import hashlib
 import os
 import weakref
-from typing import Any, Collection, Dict, Iterable, List, Mapping, MutableSet, Set
+from typing import Any, Collection, Iterable, Mapping, MutableSet
 
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
@@ -251,10 +251,10 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         keyed = _ReportedGroups(self.inventory, self.display, "keyed group", own=own, merge=merge, parents=parents)
         self._add_keyed_groups(added, keyed)
 
-    def _names(self, groups: Iterable[str]) -> Set[str]:
+    def _names(self, groups: Iterable[str]) -> set[str]:
         return {self._sanitize_group_name(name) for name in groups}
 
-    def _earlier_addresses(self) -> Dict[str, str]:
+    def _earlier_addresses(self) -> dict[str, str]:
         """Return the names of hosts of other sources, except of this plugin, by where Ansible finds them."""
         return {
             border.canonical_host(str(host.vars.get("ansible_host", name))): name
@@ -280,7 +280,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             self.display.warning(f"skipped {refusal}")
         return not meaning
 
-    def _add_keyed_groups(self, hosts: Mapping[str, Dict[str, Any]], groups: _ReportedGroups) -> None:
+    def _add_keyed_groups(self, hosts: Mapping[str, dict[str, Any]], groups: _ReportedGroups) -> None:
         """Add keyed groups once all hosts and other groups are known; ``hosts``: variables by name."""
         inventory, self.inventory = self.inventory, groups
         try:
@@ -290,7 +290,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         finally:
             self.inventory = inventory
 
-    def _hosts(self, path: str, cache: bool) -> List[NodeHost]:
+    def _hosts(self, path: str, cache: bool) -> list[NodeHost]:
         """Return the hosts from the cache if it may be used and has them; otherwise read them. Raises ProxyError."""
         if not self.get_option("cache"):
             return self._read()
@@ -307,7 +307,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         digest = hashlib.sha256("\0".join(options).encode()).hexdigest()[:12]
         return f"{self.get_cache_key(path)}_{digest}"
 
-    def _read(self) -> List[NodeHost]:
+    def _read(self) -> list[NodeHost]:
         """Return the hosts of all Nodes that can be used. Raises ProxyError."""
         connection = api_connection({name: self.get_option(name) for name in API_OPTIONS}, os.environ)
         with contextlib.closing(ApiClient(connection, self.get_option("api_timeout"))) as client:
@@ -317,7 +317,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             items = client.list(NODES).items
             selector = self.get_option("label_selector")
             selected = client.list(NODES._replace(label_selector=selector)).items if selector else items
-        hosts: Dict[str, NodeHost] = {}
+        hosts: dict[str, NodeHost] = {}
         for raw in items:
             try:
                 host = node_host(raw)
@@ -332,11 +332,11 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             raise ProxyError(f"none of the {len(selected)} Nodes of the cluster can be used")
         return sorted(found)
 
-    def _complete(self, host: NodeHost, groups: _ReportedGroups, others: Mapping[str, str]) -> Dict[str, Any]:
+    def _complete(self, host: NodeHost, groups: _ReportedGroups, others: Mapping[str, str]) -> dict[str, Any]:
         """Give a host its variables, which are returned, and add it to all groups but keyed ones."""
         name = host.name
         # All strings, and keys: a template could also be made of several.
-        variables: Dict[str, Any] = wrap_var(host.variables)
+        variables: dict[str, Any] = wrap_var(host.variables)
         types = self.get_option("address_types")
         shared = {*host.shared, *(address for address, owner in others.items() if owner != name)}
         address, preferred = (host._replace(shared=found).address(types) for found in (shared, ()))

@@ -44,7 +44,7 @@ _raw:
   elements: raw
 """
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
@@ -58,7 +58,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.variable
 class LookupModule(LookupBase):
     """The lookup."""
 
-    def run(self, terms: List[Any], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[Any]:
+    def run(self, terms: list[Any], variables: Optional[dict[str, Any]] = None, **kwargs: Any) -> list[Any]:
         """Return the value. Raises AnsibleLookupError."""
         self.set_options(var_options=variables, direct=kwargs)
         answered = answered_variables(variables or {})

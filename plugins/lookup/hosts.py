@@ -37,7 +37,7 @@ _raw:
 """
 
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Set
+from typing import Any, Mapping, Optional
 
 from ansible import context
 from ansible.errors import AnsibleError, AnsibleLookupError
@@ -52,7 +52,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller import v
 _COLLECTION = Path(__file__).resolve().parents[2]
 _GROUP = "k8s_cluster"
 # The names that were checked by an earlier play of this run.
-_checked: Set[str] = set()
+_checked: set[str] = set()
 
 
 def _run_directly() -> bool:
@@ -83,7 +83,7 @@ def _pattern(variables: Mapping[str, Any]) -> str:
 class LookupModule(LookupBase):
     """The lookup."""
 
-    def run(self, terms: List[Any], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[str]:
+    def run(self, terms: list[Any], variables: Optional[dict[str, Any]] = None, **kwargs: Any) -> list[str]:
         """Return the pattern. Raises AnsibleLookupError."""
         variables = variables or {}
         if any(context.CLIARGS.get(name) for name in ("syntax", "listtags", "listtasks")):
@@ -117,9 +117,9 @@ class LookupModule(LookupBase):
         return manager
 
     @staticmethod
-    def _matching(manager: InventoryManager, pattern: str) -> List[Any]:
+    def _matching(manager: InventoryManager, pattern: str) -> list[Any]:
         try:
-            found: List[Any] = manager.get_hosts(pattern)
+            found: list[Any] = manager.get_hosts(pattern)
         except AnsibleError as error:
             raise AnsibleLookupError(f"proxy_hosts: {pattern}: {error}") from error
         return found

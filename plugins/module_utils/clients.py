@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import collections
 import itertools
-from typing import Callable, Dict, Generic, Hashable, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
+from typing import Callable, Generic, Hashable, Iterable, Iterator, Optional, Sequence, TypeVar
 
 from .base.addresses import networks_of, packed, unpacked
 
 Item = TypeVar("Item", bound=Hashable)
-Path = Tuple[str, ...]
+Path = tuple[str, ...]
 """A client, and if it may have several addresses, one of them."""
 
 #: The part of all entries that a client over its share loses at once to others.
@@ -61,9 +61,9 @@ class _Crowd(Generic[Item]):
         self.key = key
         self.fresh: collections.OrderedDict[Item, None] = collections.OrderedDict()
         self.proven: collections.OrderedDict[Item, None] = collections.OrderedDict()
-        self.members: Dict[str, _Crowd[Item]] = {}
+        self.members: dict[str, _Crowd[Item]] = {}
         self.largest = 0
-        self._by_size: Dict[int, Dict[str, None]] = {}
+        self._by_size: dict[int, dict[str, None]] = {}
 
     def __len__(self) -> int:
         return len(self.fresh) + len(self.proven)
@@ -123,7 +123,7 @@ class Shares(Generic[Item]):
         self._evict = evict
         self._may_yield = may_yield
         self._everybody: _Crowd[Item] = _Crowd()
-        self._crowds: Dict[Item, Tuple[_Crowd[Item], ...]] = {}
+        self._crowds: dict[Item, tuple[_Crowd[Item], ...]] = {}
 
     def __len__(self) -> int:
         return len(self._crowds)
@@ -170,7 +170,7 @@ class Shares(Generic[Item]):
         for crowd, member in zip(crowds, crowds[1:]):
             crowd.resized(member, len(member) + difference)
 
-    def due(self, is_due: Callable[[Item], bool]) -> List[Item]:
+    def due(self, is_due: Callable[[Item], bool]) -> list[Item]:
         """Return the entries that are due; those used recently are not asked about."""
         queues = (self._everybody.fresh, self._everybody.proven)
         return [item for queue in queues for item in itertools.takewhile(is_due, queue)]

@@ -14,17 +14,14 @@ import time
 from typing import (
     Any,
     Callable,
-    Dict,
     Generic,
     Hashable,
     Iterable,
     Iterator,
-    List,
     Mapping,
     NamedTuple,
     Optional,
     Sequence,
-    Tuple,
     TypeVar,
     Union,
 )
@@ -80,13 +77,13 @@ class Change(Generic[Key, Value]):
 
     def __init__(
         self,
-        added: Optional[Dict[Key, Value]] = None,
-        replaced: Optional[Dict[Key, Tuple[Value, Value]]] = None,
-        removed: Optional[Dict[Key, Value]] = None,
+        added: Optional[dict[Key, Value]] = None,
+        replaced: Optional[dict[Key, tuple[Value, Value]]] = None,
+        removed: Optional[dict[Key, Value]] = None,
     ) -> None:
-        self.added: Dict[Key, Value] = added if added is not None else {}
-        self.replaced: Dict[Key, Tuple[Value, Value]] = replaced if replaced is not None else {}
-        self.removed: Dict[Key, Value] = removed if removed is not None else {}
+        self.added: dict[Key, Value] = added if added is not None else {}
+        self.replaced: dict[Key, tuple[Value, Value]] = replaced if replaced is not None else {}
+        self.removed: dict[Key, Value] = removed if removed is not None else {}
 
     def __bool__(self) -> bool:
         return bool(self.added or self.replaced or self.removed)
@@ -110,7 +107,7 @@ class Change(Generic[Key, Value]):
             {**self.added, **other.added}, {**self.replaced, **other.replaced}, {**self.removed, **other.removed}
         )
 
-    def new_values(self) -> Dict[Key, Value]:
+    def new_values(self) -> dict[Key, Value]:
         """Return the value that each added or replaced key gets."""
         return {**self.added, **{key: new for key, (_old, new) in self.replaced.items()}}
 
@@ -128,7 +125,7 @@ class Change(Generic[Key, Value]):
 
 
 #: What of a change is applied in the first pass, and what in the second.
-Passes = Tuple[Change[Key, Value], Change[Key, Value]]
+Passes = tuple[Change[Key, Value], Change[Key, Value]]
 #: Never changed.
 NO_CHANGE: Change[Any, Any] = Change()
 
@@ -163,7 +160,7 @@ class Part(Generic[Key, Value]):
     ``keys``: those that would be in ``observed`` if they were in the table.
     """
 
-    def __init__(self, observed: Dict[Key, Value], keys: Iterable[Key]) -> None:
+    def __init__(self, observed: dict[Key, Value], keys: Iterable[Key]) -> None:
         self.observed = observed
         self._keys = keys
 
@@ -196,7 +193,7 @@ class Resource(Generic[Key, Value]):
         """Call ``progress`` before the resource is read or changed, and between the steps of long work."""
         self.progress = progress
 
-    def observe(self) -> Dict[Key, Value]:
+    def observe(self) -> dict[Key, Value]:
         """Return the current table, restricted to what the project owns, in the same terms as the desired table.
 
         Raises KernelError if it cannot be read.
@@ -228,7 +225,7 @@ class Resource(Generic[Key, Value]):
         """Return what of a change belongs into the first pass, and what into the second: see the class."""
         return (change, NO_CHANGE) if self.atomic else change.passes()
 
-    def describe(self, key: Key, value: Value) -> List[str]:
+    def describe(self, key: Key, value: Value) -> list[str]:
         """Return lines that show one entry to users, in the syntax of the usual tool (``iptables-save``, ...)."""
         return [f"{key} {value}"]
 
@@ -254,7 +251,7 @@ class WrappedResource(Resource[Key, Value]):
         """See the base class."""
         return self._resource.passes(change)
 
-    def describe(self, key: Key, value: Value) -> List[str]:
+    def describe(self, key: Key, value: Value) -> list[str]:
         """Describe the entry as the resource itself does."""
         return self._resource.describe(key, value)
 
@@ -267,9 +264,9 @@ class ObservedOnce(WrappedResource[Key, Value]):
 
     def __init__(self, resource: Resource[Key, Value]) -> None:
         super().__init__(resource)
-        self._table: Optional[Dict[Key, Value]] = None
+        self._table: Optional[dict[Key, Value]] = None
 
-    def observe(self) -> Dict[Key, Value]:
+    def observe(self) -> dict[Key, Value]:
         """Return the table as the first call observed it. Raises KernelError."""
         if self._table is None:
             self._table = self._resource.observe()
@@ -287,7 +284,7 @@ class UnloadedResource(Resource[Key, Value]):
     ``describe`` returns the lines that show an entry, as the resource itself does.
     """
 
-    def __init__(self, kind: str, family: str, describe: Callable[[Key, Value], List[str]]) -> None:
+    def __init__(self, kind: str, family: str, describe: Callable[[Key, Value], list[str]]) -> None:
         self.kind, self.family = kind, family
         self._describe = describe
 
@@ -298,14 +295,14 @@ class UnloadedResource(Resource[Key, Value]):
         stand_in.atomic = resource.atomic
         return stand_in
 
-    def observe(self) -> Dict[Key, Value]:
+    def observe(self) -> dict[Key, Value]:
         """Return an empty table."""
         return {}
 
     def apply(self, change: Change[Key, Value]) -> None:
         """Do nothing; never called, because a check applies nothing."""
 
-    def describe(self, key: Key, value: Value) -> List[str]:
+    def describe(self, key: Key, value: Value) -> list[str]:
         """Describe the entry as the resource itself does."""
         return self._describe(key, value)
 
@@ -345,10 +342,10 @@ class PlannedChange(NamedTuple):
     observed: Mapping[Any, Any] = {}
 
 
-def plan(stages: Sequence[Stage]) -> List[PlannedChange]:
+def plan(stages: Sequence[Stage]) -> list[PlannedChange]:
     """Observe every resource and compare it with its desired table, without changing anything. Raises KernelError."""
-    planned: List[PlannedChange] = []
-    postponed: List[PlannedChange] = []
+    planned: list[PlannedChange] = []
+    postponed: list[PlannedChange] = []
     for stage in stages:
         stage.resource.progress()
         if callable(stage.desired):
@@ -365,12 +362,12 @@ def plan(stages: Sequence[Stage]) -> List[PlannedChange]:
 
 def apply_plan(
     planned: Sequence[PlannedChange], clock: Callable[[], float] = time.monotonic, removals: bool = True
-) -> Dict[str, float]:
+) -> dict[str, float]:
     """Apply planned changes in dependency order and return seconds spent per resource label. Raises KernelError.
 
     ``removals`` False: entries that are removed without a replacement are left to a later plan.
     """
-    seconds: Dict[str, float] = {}
+    seconds: dict[str, float] = {}
 
     def run(resource: Resource[Any, Any], change: Change[Any, Any]) -> None:
         if change:

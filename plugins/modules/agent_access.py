@@ -124,7 +124,7 @@ error_kind:
 import base64
 import ipaddress
 import os
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -153,7 +153,7 @@ def _refuse_loopback(connection: ApiConnection) -> None:
 
 
 def _change(
-    client: ApiClient, account: service_account.Account, parameters: Dict[str, Any], check: bool
+    client: ApiClient, account: service_account.Account, parameters: dict[str, Any], check: bool
 ) -> service_account.AccountChange:
     if parameters["state"] == "absent":
         return service_account.remove(client, account, check=check)
@@ -163,7 +163,7 @@ def _change(
     return outcome._replace(changes=(*ended, *outcome.changes))
 
 
-def access(module: AnsibleModule) -> Dict[str, Any]:
+def access(module: AnsibleModule) -> dict[str, Any]:
     """Create or remove the account and return the data for a kubeconfig."""
     parameters = module.params
     connection = api_connection(parameters, os.environ)
@@ -176,7 +176,7 @@ def access(module: AnsibleModule) -> Dict[str, Any]:
     finally:
         client.close()
     warn(module, outcome.warnings, ())
-    result: Dict[str, Any] = {
+    result: dict[str, Any] = {
         "changed": bool(outcome.changes),
         "changes": list(outcome.changes),
         "server": client.host,

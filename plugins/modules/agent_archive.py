@@ -84,7 +84,7 @@ error_kind:
   sample: configuration
 """
 
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -96,11 +96,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive i
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import source_identity
 
 
-def archive(module: AnsibleModule) -> Dict[str, Any]:
+def archive(module: AnsibleModule) -> dict[str, Any]:
     """Pack the engine, write the file if a path is given and the content differs, and return the version."""
     source, path = module.params["source"], module.params["path"]
     identity = source_identity(source)
-    result: Dict[str, Any] = {
+    result: dict[str, Any] = {
         "changed": False,
         "version": identity.text,
         "engine": identity.engine,

@@ -86,7 +86,7 @@ error_kind:
 import os
 import sys
 import tempfile
-from typing import Any, Dict, List
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -98,7 +98,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.bina
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
-def _wheels(directory: str) -> List[str]:
+def _wheels(directory: str) -> list[str]:
     if not directory:
         return []
     with os_errors(ConfigurationError, f"wheelhouse: {directory}"):
@@ -115,7 +115,7 @@ def _pins(path: str) -> bytes:
         return file.read()
 
 
-def libraries(module: AnsibleModule) -> Dict[str, Any]:
+def libraries(module: AnsibleModule) -> dict[str, Any]:
     """Return the path of the archive, creating it if it does not exist."""
     parameters = module.params
     directory, wheelhouse = parameters["directory"], parameters["wheelhouse"] or ""

@@ -138,7 +138,7 @@ cautions:
 """
 
 import time
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -158,7 +158,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.agen
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
-def status(module: AnsibleModule) -> Dict[str, Any]:
+def status(module: AnsibleModule) -> dict[str, Any]:
     """Return the status of the agent, once it follows the cluster or the time for that is over."""
     end = time.monotonic() + module.params["wait_timeout"]
     while True:

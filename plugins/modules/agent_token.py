@@ -74,7 +74,7 @@ error_kind:
   sample: api
 """
 
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -87,7 +87,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.argu
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
 
 
-def token(module: AnsibleModule) -> Dict[str, Any]:
+def token(module: AnsibleModule) -> dict[str, Any]:
     """Request a token and return it."""
     parameters = module.params
     seconds = parameters["lifetime_seconds"]

@@ -130,7 +130,7 @@ error_kind:
 """
 
 import os
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -148,7 +148,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.cluster_s
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings import judge
 
 
-def snapshot(module: AnsibleModule) -> Dict[str, Any]:
+def snapshot(module: AnsibleModule) -> dict[str, Any]:
     """Read the cluster, write the file if its content differs, and return the result."""
     path, source = module.params["snapshot_file"], module.params["source_file"]
     policies, cluster_policies = module.params["network_policies"], module.params["cluster_network_policies"]
@@ -158,7 +158,7 @@ def snapshot(module: AnsibleModule) -> Dict[str, Any]:
     findings = completeness_findings(kinds, module.params["outside_hosts"], policies=policies)
     for warning in judge(findings, module.params["ignore_findings"]):
         module.warn(warning)
-    result: Dict[str, Any] = {"snapshot_file": path}
+    result: dict[str, Any] = {"snapshot_file": path}
     if module._diff:
         before, after = snapshot_difference(path, objects)
         if before or after:

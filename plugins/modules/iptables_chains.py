@@ -242,7 +242,7 @@ error_kind:
 """
 
 import re
-from typing import Any, Dict, List, Mapping
+from typing import Any, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -273,7 +273,7 @@ def _chain(options: Mapping[str, Any]) -> ListedChain:
     return ListedChain(options["table"], options["name"], tuple(rule.strip() for rule in options["rules"]), jumps)
 
 
-def _resources(parameters: Mapping[str, Any]) -> List[ListedChainsResource]:
+def _resources(parameters: Mapping[str, Any]) -> list[ListedChainsResource]:
     resources = []
     for family in (IPV4, IPV6):
         chains = [_chain(options) for options in parameters["chains"] if family in _FAMILIES[options["family"]]]
@@ -307,7 +307,7 @@ _OPTIONS = {
 }
 
 
-def _changed(module: AnsibleModule) -> Dict[str, Any]:
+def _changed(module: AnsibleModule) -> dict[str, Any]:
     """Make the chains as declared, or keep a provisional change, and return the result. Raises ProxyError."""
     parameters = module.params
     confirming = parameters["state"] == "confirmed"
@@ -334,7 +334,7 @@ def _changed(module: AnsibleModule) -> Dict[str, Any]:
     }
 
 
-def _confirmed(module: AnsibleModule) -> Dict[str, Any]:
+def _confirmed(module: AnsibleModule) -> dict[str, Any]:
     """Keep a provisional change and return the result. Raises ProxyError."""
     name = module.params["change"]
     if not re.fullmatch("[0-9a-f]*", name):

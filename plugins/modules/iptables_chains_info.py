@@ -114,7 +114,7 @@ error_kind:
   sample: kernel
 """
 
-from typing import Any, Dict, List
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -133,7 +133,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.exec
 _FAMILIES = {"ipv4": IPV4, "ipv6": IPV6}
 
 
-def _chains(saved: SavedTables, family: str, parameters: Dict[str, Any]) -> List[Dict[str, Any]]:
+def _chains(saved: SavedTables, family: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the chains of one family that the options select."""
     return [
         {"name": name, "table": table, "family": family, "builtin": (table, name) in saved.builtin, "rules": rules}
@@ -142,12 +142,12 @@ def _chains(saved: SavedTables, family: str, parameters: Dict[str, Any]) -> List
     ]
 
 
-def _found(module: AnsibleModule) -> Dict[str, Any]:
+def _found(module: AnsibleModule) -> dict[str, Any]:
     """Return the result; warn of tables that cannot be shown. Raises ProxyError."""
     parameters = module.params
-    found: List[Dict[str, Any]] = []
-    unreadable: List[Dict[str, str]] = []
-    variants: Dict[str, str] = {}
+    found: list[dict[str, Any]] = []
+    unreadable: list[dict[str, str]] = []
+    variants: dict[str, str] = {}
     wanted = "" if parameters["variant"] == "auto" else parameters["variant"]
     for name, family in _FAMILIES.items():
         if parameters["family"] in (name, "both"):

@@ -303,7 +303,7 @@ error_kind:
 """
 
 import os
-from typing import Any, Dict, List, Mapping
+from typing import Any, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -341,7 +341,7 @@ def _save_file(parameters: Mapping[str, Any]) -> str:
     return str(parameters["save_file"] or default)
 
 
-def _planned(parameters: Mapping[str, Any], wanted: ipvs.ListedTables, path: str, check: bool) -> List[PlannedChange]:
+def _planned(parameters: Mapping[str, Any], wanted: ipvs.ListedTables, path: str, check: bool) -> list[PlannedChange]:
     """Plan and, unless ``check`` is set, apply all changes; ``path``: the file to write, empty for none."""
     purge = ipvs.purged_addresses(parameters["purge"])
     timeouts = ipvs.listed_timeouts(parameters["timeouts"] or {})
@@ -355,7 +355,7 @@ def _planned(parameters: Mapping[str, Any], wanted: ipvs.ListedTables, path: str
         return predict(connection, declared, path, timeouts) if check else change(connection, declared, path)
 
 
-def changed(module: AnsibleModule) -> Dict[str, Any]:
+def changed(module: AnsibleModule) -> dict[str, Any]:
     """Make the virtual servers as declared and return the result. Raises ProxyError."""
     parameters = module.params
     if not any(parameters[name] for name in ("services", "purge", "timeouts", "save")):

@@ -158,7 +158,7 @@ error_kind:
   sample: kernel
 """
 
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -169,7 +169,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_servic
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
-def _found(module: AnsibleModule) -> Dict[str, Any]:
+def _found(module: AnsibleModule) -> dict[str, Any]:
     """Return the result. Raises ProxyError."""
     selection = Selection(**module.params).canonical()
     with connect() as connection:

@@ -104,7 +104,7 @@ error_kind:
   sample: configuration
 """
 
-from typing import Any, Dict, Sequence
+from typing import Any, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -116,7 +116,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.modu
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
-def _ipvs_filter_backend(schedulers: Sequence[str]) -> Dict[str, str]:
+def _ipvs_filter_backend(schedulers: Sequence[str]) -> dict[str, str]:
     # Imported late: seldom needed.
     from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import (
         automatic_filter_backend,
@@ -126,7 +126,7 @@ def _ipvs_filter_backend(schedulers: Sequence[str]) -> Dict[str, str]:
     return {"ipvs_filter_backend": chosen.mode.filter_backend, "ipvs_filter_backend_reason": chosen.reason}
 
 
-def _found(module: AnsibleModule) -> Dict[str, Any]:
+def _found(module: AnsibleModule) -> dict[str, Any]:
     """Return the result. Raises ProxyError."""
     release = facts.kernel_release()
     names = [modules.canonical_name(name) for name in module.params["modules"]]

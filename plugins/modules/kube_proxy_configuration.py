@@ -84,7 +84,7 @@ error_kind:
   sample: configuration
 """
 
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -101,7 +101,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.argu
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
-def comparison(module: AnsibleModule) -> Dict[str, Any]:
+def comparison(module: AnsibleModule) -> dict[str, Any]:
     """Return kube-proxy's configuration and the differences. Raises ConfigurationError if they are not to be there."""
     parameters = module.params
     place = ConfigMap(parameters["namespace"], parameters["name"])

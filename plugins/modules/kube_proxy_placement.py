@@ -127,7 +127,7 @@ error_kind:
   sample: api
 """
 
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -139,7 +139,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.argu
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
-def placed(module: AnsibleModule) -> Dict[str, Any]:
+def placed(module: AnsibleModule) -> dict[str, Any]:
     """Keep kube-proxy off the nodes, or bring it back, and return the changes."""
     parameters = module.params
     if parameters["remove_rule"] and parameters["state"] != "absent":

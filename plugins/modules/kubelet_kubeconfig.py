@@ -116,7 +116,7 @@ error_kind:
 """
 
 import tempfile
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -141,9 +141,9 @@ def _store(module: AnsibleModule, path: str, content: bytes) -> None:
         raise ConfigurationError(f"{path}: cannot be written: {error.__cause__ or error}") from error
 
 
-def converged(module: AnsibleModule) -> Dict[str, Any]:
+def converged(module: AnsibleModule) -> dict[str, Any]:
     """Write or restore the server, and return the result."""
-    parameters: Dict[str, Any] = module.params
+    parameters: dict[str, Any] = module.params
     check = bool(module.check_mode)
 
     def store(path: str, content: bytes) -> None:

@@ -155,7 +155,7 @@ import contextlib
 import os
 import pwd
 import sys
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -175,7 +175,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.processes
 _OWN = ("Service proxy of the node", "/var/lib/kubenode-proxy")
 
 
-def check_node(module: AnsibleModule) -> Dict[str, Any]:
+def check_node(module: AnsibleModule) -> dict[str, Any]:
     """Return the paths of programs. Raises PreflightError for what would fail later, or must not be."""
     if os.geteuid() and (module.params["exclusive"] or not module.params["names"]):
         raise PreflightError(root_needed("what follows"))
@@ -205,26 +205,26 @@ def check_node(module: AnsibleModule) -> Dict[str, Any]:
     return {"changed": False, "found": found, "missing": missing, "python": sys.executable}
 
 
-def _check_written(path: str, parameters: Dict[str, Any]) -> None:
+def _check_written(path: str, parameters: dict[str, Any]) -> None:
     """Raise PreflightError if a file could not be written; one that exists and may stay as it is could."""
     with os_errors(PreflightError, f"{path} cannot be written"):
         if not os.path.exists(path) or _is_upgrade(parameters):
             check_room(path, int(parameters["sizes"].get(path, 4096)))
 
 
-def _is_upgrade(parameters: Dict[str, Any]) -> bool:
+def _is_upgrade(parameters: dict[str, Any]) -> bool:
     """Return whether another version is installed than the one that will be."""
     installed = parameters["version_file"] and read_text(parameters["version_file"])
     return bool(installed) and installed.strip() != parameters["version"]
 
 
-def _check_read(path: str, _parameters: Dict[str, Any]) -> None:
+def _check_read(path: str, _parameters: dict[str, Any]) -> None:
     """Raise PreflightError if a file cannot be read."""
     with os_errors(PreflightError, f"{path} cannot be read"), open(path, "rb"):
         pass
 
 
-def _check_python(path: str, _parameters: Dict[str, Any]) -> None:
+def _check_python(path: str, _parameters: dict[str, Any]) -> None:
     """Raise PreflightError if an interpreter cannot run the agent."""
     done = execute([path, "-I", "-c", "import sys; print(*sys.version_info[:2])"])
     version = done.output.split()
@@ -234,7 +234,7 @@ def _check_python(path: str, _parameters: Dict[str, Any]) -> None:
         raise PreflightError(f"{path} is Python {'.'.join(version)}, the agent needs 3.9 or later")
 
 
-def _check_account(name: str, _parameters: Dict[str, Any]) -> None:
+def _check_account(name: str, _parameters: dict[str, Any]) -> None:
     """Raise PreflightError for an account of others, which would be changed now and removed later."""
     with contextlib.suppress(KeyError):
         # Comment and home directory of passwd(5).

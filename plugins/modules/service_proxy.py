@@ -325,7 +325,7 @@ error_kind:
   sample: preflight
 """
 
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -341,7 +341,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.earl
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
-def perform(module: AnsibleModule) -> Dict[str, Any]:
+def perform(module: AnsibleModule) -> dict[str, Any]:
     """Return the result of the last complete run if this one would have the same; otherwise run."""
     result = earlier_result(module)
     if result is not None:

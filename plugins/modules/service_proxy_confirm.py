@@ -126,7 +126,7 @@ error_kind:
   sample: history
 """
 
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -139,9 +139,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.resu
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.confirm import confirm, reject
 
 
-def confirmed(module: AnsibleModule) -> Dict[str, Any]:
+def confirmed(module: AnsibleModule) -> dict[str, Any]:
     """Run the probes, confirm the pending change, and return the result."""
-    parameters: Dict[str, Any] = module.params
+    parameters: dict[str, Any] = module.params
     probes = [parse_probe(text) for text in parameters["probes"]]
     results = run_probes(probes, parameters["probe_timeout"]) if probes else []
     failed = [item for item in results if not item.answered]

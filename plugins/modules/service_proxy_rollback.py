@@ -173,7 +173,7 @@ error_kind:
   sample: history
 """
 
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -192,9 +192,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore im
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
 
 
-def rolled_back(module: AnsibleModule) -> Dict[str, Any]:
+def rolled_back(module: AnsibleModule) -> dict[str, Any]:
     """Restore a saved state and return the result."""
-    parameters: Dict[str, Any] = module.params
+    parameters: dict[str, Any] = module.params
     sources = Sources(control=control_socket(parameters["state_directory"]))
     request = RollbackRequest(
         to=parameters["to"],

@@ -62,7 +62,7 @@ error_kind:
   sample: api
 """
 
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -73,7 +73,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.argu
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
-def without_taint(module: AnsibleModule) -> Dict[str, Any]:
+def without_taint(module: AnsibleModule) -> dict[str, Any]:
     """Remove the taint and return what is left."""
     with connected(module) as client:
         change = remove_taint(client, module.params["node_name"], module.params["key"], module.check_mode)

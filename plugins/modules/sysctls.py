@@ -285,7 +285,7 @@ error_kind:
 """
 
 from functools import partial
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -304,14 +304,14 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_
 
 _PROXY_FILE = "/etc/sysctl.d/99-kubenode-proxy.conf"
 
-_CONNTRACK_SPEC: Dict[str, Dict[str, Any]] = {
+_CONNTRACK_SPEC: dict[str, dict[str, Any]] = {
     name: {"type": "bool" if isinstance(default, bool) else "int", "default": default}
     for name, default in ConntrackConfiguration().options().items()
 }
 
 
 @alone
-def _changed(module: AnsibleModule, known: Dict[str, Any]) -> Dict[str, Any]:
+def _changed(module: AnsibleModule, known: dict[str, Any]) -> dict[str, Any]:
     """Make the parameters and their file as declared and return the result. Raises ProxyError.
 
     ``known`` gets what is part of the result even if this fails: which parameters have been set.
@@ -368,7 +368,7 @@ _OPTIONS = {
 
 def main() -> None:
     """Run the module."""
-    known: Dict[str, Any] = {"changed": False, "keys_set": []}
+    known: dict[str, Any] = {"changed": False, "keys_set": []}
     run(partial(_changed, known=known), _OPTIONS, lambda _module: known, needs_root="changing kernel parameters")
 
 

@@ -68,7 +68,7 @@ error_kind:
   sample: configuration
 """
 
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -79,9 +79,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.parameters.s
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
-def _found(module: AnsibleModule) -> Dict[str, Any]:
+def _found(module: AnsibleModule) -> dict[str, Any]:
     """Return the result. Raises ProxyError."""
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     keys = [canonical_key(key) for key in module.params["keys"]]
     at_boot = boot_values(keys)
     for key in keys:

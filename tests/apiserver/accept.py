@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
-
 from .failures import Failure
 from .store import Object
 
@@ -14,7 +12,7 @@ _JSON = ("application/json", "application/*", "*/*")
 _OMITTED = "metadata.managedFields"
 
 
-def _clauses(header: str) -> List[Tuple[str, Dict[str, str]]]:
+def _clauses(header: str) -> list[tuple[str, dict[str, str]]]:
     """Return each media type of the header with its parameters."""
     found = []
     for clause in header.split(","):

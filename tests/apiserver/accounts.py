@@ -18,12 +18,12 @@ import itertools
 import json
 import re
 import time
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Optional
 
 from .failures import Failure
 from .store import Object
 
-Answer = Tuple[int, Object]
+Answer = tuple[int, Object]
 
 _KEY = b"the key of the test API server"
 _PATH = re.compile(
@@ -71,9 +71,9 @@ class Accounts:
     """
 
     def __init__(self, node_uid: Callable[[str], str], clock: Callable[[], float] = time.time) -> None:
-        self.objects: Dict[str, Object] = {}
-        self.writes: List[str] = []
-        self.requests: List[Tuple[str, Object]] = []
+        self.objects: dict[str, Object] = {}
+        self.writes: list[str] = []
+        self.requests: list[tuple[str, Object]] = []
         self.binds_nodes = True
         self.has_requests = True
         self.late = 0

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any
 
 from .store import Store
 
-Object = Dict[str, Any]
+Object = dict[str, Any]
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -30,7 +30,7 @@ def kube_proxy_daemon_set(**pod_spec: Any) -> Object:
     }
 
 
-def _expression_fits(expression: Object, labels: Dict[str, str]) -> bool:
+def _expression_fits(expression: Object, labels: dict[str, str]) -> bool:
     key, values = expression["key"], expression.get("values") or []
     answers = {
         "Exists": key in labels,
@@ -55,12 +55,12 @@ def fits(pod_spec: Object, node: Object) -> bool:
     )
 
 
-def nodes_with_pods(store: Store) -> List[str]:
+def nodes_with_pods(store: Store) -> list[str]:
     """Return the names of the Nodes with a pod of a DaemonSet, the only pods that there are."""
     return [pod["spec"]["nodeName"] for pod in store.list("/api/v1/pods")[0]]
 
 
-def nodes_with_label(store: Store, label: str) -> List[str]:
+def nodes_with_label(store: Store, label: str) -> list[str]:
     """Return the names of the Nodes that have a label of this key."""
     nodes = store.list("/api/v1/nodes")[0]
     return [node["metadata"]["name"] for node in nodes if label in (node["metadata"].get("labels") or {})]
@@ -93,7 +93,7 @@ class DaemonSetController:
             if daemon_set.get("status") != status:
                 store.put({**daemon_set, "status": status})
 
-    def _adjust(self, store: Store, daemon_set: Object, wanted: List[str]) -> None:
+    def _adjust(self, store: Store, daemon_set: Object, wanted: list[str]) -> None:
         name, namespace = daemon_set["metadata"]["name"], daemon_set["metadata"]["namespace"]
         labels = daemon_set["spec"]["template"]["metadata"]["labels"]
         pods = {

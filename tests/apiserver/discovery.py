@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, List, Optional
+from typing import AbstractSet, Optional
 
 from .store import SERVED, Kind, Object
 
 
-def _versions(absent: AbstractSet[str]) -> Dict[str, List[Kind]]:
+def _versions(absent: AbstractSet[str]) -> dict[str, list[Kind]]:
     """Return the kinds of each version of a named group, without the collections that the server does not have."""
-    found: Dict[str, List[Kind]] = {}
+    found: dict[str, list[Kind]] = {}
     for path, kind in SERVED.items():
         if path.startswith("/apis/") and path not in absent:
             found.setdefault(kind.api_version, []).append(kind)

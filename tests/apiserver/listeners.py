@@ -8,7 +8,7 @@ from __future__ import annotations
 import http.server
 import socket
 import ssl
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 from .tls import Certificates
 
@@ -19,7 +19,7 @@ class PlainServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, address: Tuple[str, int], handler: type, listener: Optional[socket.socket] = None) -> None:
+    def __init__(self, address: tuple[str, int], handler: type, listener: Optional[socket.socket] = None) -> None:
         super().__init__(address, handler, bind_and_activate=listener is None)
         if listener is not None:
             self.socket.close()
@@ -35,7 +35,7 @@ class TlsServer(PlainServer):
 
     def __init__(
         self,
-        address: Tuple[str, int],
+        address: tuple[str, int],
         handler: type,
         certificates: Certificates,
         listener: Optional[socket.socket] = None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Collection, Dict, Tuple
+from typing import Collection
 
 from .failures import Failure
 from .places import Place
@@ -22,7 +22,7 @@ _EXPIRED = (
 )
 
 
-def predicate(place: Place, query: Dict[str, str], unknown_fields: Collection[str] = ()) -> Predicate:
+def predicate(place: Place, query: dict[str, str], unknown_fields: Collection[str] = ()) -> Predicate:
     """Return which objects of a collection a query selects.
 
     Raises Failure for a field selector that is malformed or begins with a field of ``unknown_fields``.
@@ -44,7 +44,7 @@ def predicate(place: Place, query: Dict[str, str], unknown_fields: Collection[st
     return lambda item: place.holds(item) and by_label(item) and by_field(item)
 
 
-def page(store: Store, place: Place, query: Dict[str, str], matches: Predicate) -> Object:
+def page(store: Store, place: Place, query: dict[str, str], matches: Predicate) -> Object:
     """Return the list that answers a query: the first ``limit`` objects from ``continue`` on, in the order of names.
 
     Raises Failure for a resourceVersion of the future, a malformed continue token, and one of a version that the store
@@ -77,7 +77,7 @@ def encode_token(version: int, start: str) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def decode_token(token: str) -> Tuple[int, str]:
+def decode_token(token: str) -> tuple[int, str]:
     """Return the resourceVersion of a continue token and the path key of the last object. Raises Failure."""
     try:
         decoded = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))

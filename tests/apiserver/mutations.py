@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 from .store import KINDS, Compacted, Store
 from .wire import Answer, broken, chunked, failure, head, response, silent
@@ -42,7 +42,7 @@ _CODES = (
     504,
     599,
 )
-_HEADERS: Tuple[Tuple[str, str], ...] = (
+_HEADERS: tuple[tuple[str, str], ...] = (
     *(("Content-Length", value) for value in ("-1", "x", "99999999", "0", "1", "9" * 5000, "5, 5")),
     *(("Transfer-Encoding", value) for value in ("chunked", "gzip", "chunked, chunked", "")),
     *(("Content-Encoding", value) for value in ("gzip", "br", "identity", "deflate", "x" * 100)),
@@ -53,10 +53,10 @@ _HEADERS: Tuple[Tuple[str, str], ...] = (
     ("Content-Type", "application/vnd.kubernetes.protobuf"),
 )
 
-Path = List[Any]
+Path = list[Any]
 
 
-def _paths(value: Any, path: Path, found: List[Path]) -> List[Path]:
+def _paths(value: Any, path: Path, found: list[Path]) -> list[Path]:
     found.append(path)
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, below in items:
@@ -67,7 +67,7 @@ def _paths(value: Any, path: Path, found: List[Path]) -> List[Path]:
 def mutated_json(document: Any, rng: random.Random) -> bytes:
     """Return a document with one to three values replaced, removed, doubled or renamed, as JSON text or nearly so."""
     document = json.loads(json.dumps(document))
-    holes: Dict[str, str] = {}
+    holes: dict[str, str] = {}
     for number in range(rng.randint(1, 3)):
         path = rng.choice(_paths(document, [], []))
         if not path:
@@ -111,7 +111,7 @@ def mutated_bytes(content: bytes, rng: random.Random) -> bytes:
     return bytes(buffer)
 
 
-def _events_changed(events: List[Any], rng: random.Random) -> List[bytes]:
+def _events_changed(events: list[Any], rng: random.Random) -> list[bytes]:
     lines = [json.dumps(event, separators=(",", ":")).encode() for event in events]
     for _turn in range(rng.randint(1, 3)):
         at = rng.randrange(len(lines) + 1)
@@ -139,7 +139,7 @@ def _events_changed(events: List[Any], rng: random.Random) -> List[bytes]:
     return lines
 
 
-def _broken_off(parts: List[Any], rng: random.Random) -> List[Any]:
+def _broken_off(parts: list[Any], rng: random.Random) -> list[Any]:
     whole = b"".join(part for part in parts if isinstance(part, bytes))
     end: Callable[[], Any] = rng.choice([broken, silent, lambda: b""])
     return [whole[: rng.randrange(len(whole) + 1)], end()]
@@ -156,7 +156,7 @@ def _with_odd_head(body: bytes, rng: random.Random) -> bytes:
     return head(status, headers) + body
 
 
-def page_of(store: Store, path: str) -> Dict[str, Any]:
+def page_of(store: Store, path: str) -> dict[str, Any]:
     """Return a whole collection as a server without faults lists it."""
     kind = KINDS[path]
     items, version = store.list(path)
@@ -165,7 +165,7 @@ def page_of(store: Store, path: str) -> Dict[str, Any]:
     return {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": bare}
 
 
-def events_of(store: Store, path: str, after: str) -> List[Dict[str, Any]]:
+def events_of(store: Store, path: str, after: str) -> list[dict[str, Any]]:
     """Return the last events that a server without faults sends after a resourceVersion, and a bookmark."""
     try:
         found = store.events(path, int(after or 0))
@@ -181,7 +181,7 @@ def events_of(store: Store, path: str, after: str) -> List[Dict[str, Any]]:
     return [*events, {"type": "BOOKMARK", "object": bookmark}]
 
 
-def mutated(document: Any, events: List[Any], watch: bool, rng: random.Random) -> Answer:
+def mutated(document: Any, events: list[Any], watch: bool, rng: random.Random) -> Answer:
     """Return an answer to a list (``document``) or a watch (``events``) that is wrong somewhere."""
     kind = rng.random()
     body = json.dumps(document, separators=(",", ":")).encode()
@@ -189,7 +189,7 @@ def mutated(document: Any, events: List[Any], watch: bool, rng: random.Random) -
         lines = [json.dumps(event, separators=(",", ":")).encode() for event in events]
         if kind < 0.6:
             return Answer(*chunked(line + b"\n" for line in _events_changed(events, rng)))
-        parts: List[Any] = chunked(line + b"\n" for line in lines)
+        parts: list[Any] = chunked(line + b"\n" for line in lines)
         if kind < 0.7:
             return Answer(*_broken_off(parts, rng))
         if kind < 0.8:
@@ -208,5 +208,5 @@ def mutated(document: Any, events: List[Any], watch: bool, rng: random.Random) -
         return Answer(response(mutated_bytes(packed, rng), headers={"Content-Encoding": "gzip"}))
     if kind < 0.97:
         return Answer(failure(rng.choice(_CODES), rng.choice(["Expired", "", "x" * 3000])))
-    last: List[Any] = [broken(), silent(), b"", b"\x00" * 100, b"HTTP/9.9 200 OK\r\n\r\n", b"\r\n" * 2000]
+    last: list[Any] = [broken(), silent(), b"", b"\x00" * 100, b"HTTP/9.9 200 OK\r\n\r\n", b"\r\n" * 2000]
     return Answer(rng.choice(last))

@@ -16,7 +16,7 @@ import http.server
 import socket
 import threading
 import urllib.parse
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.connection import ApiConnection, resolve
@@ -37,7 +37,7 @@ class RealStore:
     def __init__(self, kubeconfig: str) -> None:
         self._client = ApiClient(ApiConnection(kubeconfig=kubeconfig))
         self._lock = threading.Lock()
-        self._written: Dict[str, None] = {}
+        self._written: dict[str, None] = {}
 
     @staticmethod
     def _collection(kind: str, namespace: str) -> str:
@@ -89,14 +89,14 @@ class RealStore:
 class Gate:
     """A server that passes requests on. ``token``: the bearer token that clients must send."""
 
-    def __init__(self, kubeconfig: str, certificates: Certificates, token: str, address: Tuple[str, int]) -> None:
+    def __init__(self, kubeconfig: str, certificates: Certificates, token: str, address: tuple[str, int]) -> None:
         self.token = token
-        self.requests: List[str] = []
+        self.requests: list[str] = []
         access = resolve(ApiConnection(kubeconfig=kubeconfig))
         self._upstream = urllib.parse.urlsplit(access.server)
         self.headers = dict(access.credentials.headers())
         self._context = access.tls_context()
-        self._open: Set[socket.socket] = set()
+        self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closed = False
         self._server = TlsServer(address, type("Handler", (_Handler,), {"gate": self}), certificates)

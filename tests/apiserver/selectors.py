@@ -6,20 +6,20 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
-Object = Dict[str, Any]
+Object = dict[str, Any]
 Predicate = Callable[[Object], bool]
 
 _SET_REQUIREMENT = re.compile(r"^(\S+)\s+(in|notin)\s+\(([^)]*)\)$")
 
 
-def _split(selector: str) -> List[str]:
+def _split(selector: str) -> list[str]:
     """Return the requirements of a selector; commas inside parentheses do not separate them."""
     return [part.strip() for part in re.split(r",(?![^(]*\))", selector) if part.strip()]
 
 
-def _label_requirement(text: str) -> Callable[[Dict[str, str]], bool]:
+def _label_requirement(text: str) -> Callable[[dict[str, str]], bool]:
     in_set = _SET_REQUIREMENT.match(text)
     if in_set:
         key, values = in_set.group(1), {value.strip() for value in in_set.group(3).split(",")}

@@ -12,7 +12,7 @@ import ssl
 import struct
 import threading
 import urllib.parse
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Optional
 
 from .accept import omits_managed_fields, without_managed_fields
 from .accounts import Accounts
@@ -51,7 +51,7 @@ class ApiServer:
         store: Store,
         certificates: Optional[Certificates],
         token: str = "test-token",
-        address: Tuple[str, int] = ("127.0.0.1", 0),
+        address: tuple[str, int] = ("127.0.0.1", 0),
         bookmark_seconds: float = 60.0,
         *,
         listener: Optional[socket.socket] = None,
@@ -60,16 +60,16 @@ class ApiServer:
         self.token = token
         self.bookmark_seconds = bookmark_seconds
         self.down = False
-        self.failing: Dict[str, int] = {}
-        self.absent: Set[str] = set()
-        self.unknown_fields: Set[str] = set()
+        self.failing: dict[str, int] = {}
+        self.absent: set[str] = set()
+        self.unknown_fields: set[str] = set()
         self.opts_out = False
         self.wrong: Optional[Callable[[str], Optional[Answer]]] = None
-        self.requests: List[str] = []
-        self.posted: List[Object] = []
-        self.patched: List[Tuple[str, Object]] = []
+        self.requests: list[str] = []
+        self.posted: list[Object] = []
+        self.patched: list[tuple[str, Object]] = []
         self.accounts = Accounts(self._node_uid)
-        self.controllers: List[Callable[[Store], None]] = []
+        self.controllers: list[Callable[[Store], None]] = []
         self.generation = 0
         self._controlling = threading.Lock()
         handler = type("Handler", (_Handler,), {"api": self})
@@ -223,7 +223,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.api.run_controllers()
         self._send(200, stored)
 
-    def _watch(self, place: Place, query: Dict[str, str], matches: Predicate) -> None:
+    def _watch(self, place: Place, query: dict[str, str], matches: Predicate) -> None:
         api, generation = self.api, self.api.generation
         events = watch_events(
             api.store,
@@ -284,10 +284,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._send(*self.api.accounts.answer(self.command, self.path, body))
         return True
 
-    def _send(self, code: int, body: Object, headers: Optional[Dict[str, str]] = None) -> None:
+    def _send(self, code: int, body: Object, headers: Optional[dict[str, str]] = None) -> None:
         self._send_text(code, json.dumps(body, separators=(",", ":")).encode() + b"\n", "application/json", headers)
 
-    def _send_text(self, code: int, text: bytes, content_type: str, headers: Optional[Dict[str, str]] = None) -> None:
+    def _send_text(self, code: int, text: bytes, content_type: str, headers: Optional[dict[str, str]] = None) -> None:
         self.send_response(code)
         self.send_header("Content-Type", content_type)
         self.send_header("Cache-Control", "no-cache, private")

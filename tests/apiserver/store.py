@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 import threading
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional
 
-Object = Dict[str, Any]
-ObjectKey = Tuple[str, str]
+Object = dict[str, Any]
+ObjectKey = tuple[str, str]
 
 
 class Kind(NamedTuple):
@@ -21,7 +22,7 @@ class Kind(NamedTuple):
     kind: str
     namespaced: bool = True
     #: Other group versions in which the server has the collection, too.
-    others: Tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
     @property
     def plural(self) -> str:
@@ -83,8 +84,8 @@ class Store:
         self.changed = threading.Condition()
         self.resource_version = first_resource_version
         self._compacted = 0
-        self._current: Dict[str, Dict[ObjectKey, Object]] = {path: {} for path in KINDS}
-        self._events: Dict[str, List[Event]] = {path: [] for path in KINDS}
+        self._current: dict[str, dict[ObjectKey, Object]] = {path: {} for path in KINDS}
+        self._events: dict[str, list[Event]] = {path: [] for path in KINDS}
 
     @staticmethod
     def _key(item: Object) -> ObjectKey:
@@ -104,7 +105,7 @@ class Store:
             self.changed.notify_all()
             return stored
 
-    def restore(self, items: List[Object], resource_version: int) -> None:
+    def restore(self, items: builtins.list[Object], resource_version: int) -> None:
         """Store objects with their own resourceVersions, like a server that starts from its database."""
         with self.changed:
             for item in items:
@@ -121,7 +122,7 @@ class Store:
             self._events[path].append(Event(self.resource_version, before, None))
             self.changed.notify_all()
 
-    def replace_all(self, items: List[Object]) -> None:
+    def replace_all(self, items: builtins.list[Object]) -> None:
         """Make the store hold exactly these objects; only real differences become events.
 
         Deletions come first, then the other changes in the order of ``items``.
@@ -144,7 +145,7 @@ class Store:
                 self._events[path] = [event for event in self._events[path] if event.resource_version > self._compacted]
             self.changed.notify_all()
 
-    def list(self, path: str, at: Optional[int] = None) -> Tuple[List[Object], int]:
+    def list(self, path: str, at: Optional[int] = None) -> tuple[builtins.list[Object], int]:
         """Return the objects of a collection in key order, now or as of a resourceVersion. Raises Compacted."""
         with self.changed:
             objects = dict(self._current[path])
@@ -161,7 +162,7 @@ class Store:
                     objects[key] = event.before
             return [objects[key] for key in sorted(objects)], version
 
-    def events(self, path: str, after: int) -> List[Event]:
+    def events(self, path: str, after: int) -> builtins.list[Event]:
         """Return the writes to a collection after a resourceVersion. Raises Compacted."""
         with self.changed:
             if after < self._compacted:

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import NamedTuple, Sequence, Tuple
+from typing import NamedTuple, Sequence
 
 
 class Certificates(NamedTuple):
@@ -57,7 +57,7 @@ def make_server_certificate(
     return Certificates(authority, certificate, key)
 
 
-def make_client_certificate(directory: Path, name: str = "proxy", group: str = "") -> Tuple[Path, Path]:
+def make_client_certificate(directory: Path, name: str = "proxy", group: str = "") -> tuple[Path, Path]:
     """Create a client certificate and key by the authority that :func:`make_certificates` left in the directory.
 
     The API server takes the common name for the user's name, and the organization for that of a group.

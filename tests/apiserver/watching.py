@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, Iterator, Tuple
+from typing import Callable, Iterator
 
 from .failures import Failure
 from .selectors import Predicate
 from .store import Compacted, Event, Kind, Object, Store
 
 #: The object of a bookmark beside its metadata: the zero value of the kind.
-_EMPTY: Dict[str, Object] = {
+_EMPTY: dict[str, Object] = {
     "Service": {"spec": {}, "status": {"loadBalancer": {}}},
     "EndpointSlice": {"addressType": "", "endpoints": None, "ports": None},
 }
@@ -24,12 +24,12 @@ _WAIT_SECONDS = 5.0
 def watch_events(
     store: Store,
     kind: Kind,
-    query: Dict[str, str],
+    query: dict[str, str],
     matches: Predicate,
     *,
     is_ended: Callable[[], bool],
     bookmark_seconds: float,
-) -> Iterator[Tuple[str, Object]]:
+) -> Iterator[tuple[str, Object]]:
     """Yield the type and object of each event of a watch until its timeout, or until the caller has ended it.
 
     ``is_ended`` is called whenever the store has changed or notified its waiters; ``bookmark_seconds``: how often an
@@ -67,7 +67,7 @@ def watch_events(
                 store.changed.wait(min(end, next_bookmark if bookmarks else end, now + _WAIT_SECONDS) - now)
 
 
-def translate(event: Event, matches: Predicate) -> Iterator[Tuple[str, Object]]:
+def translate(event: Event, matches: Predicate) -> Iterator[tuple[str, Object]]:
     """Yield what a watch with a selector sees of a write: leaving the selection is DELETED, entering it is ADDED."""
     was = event.before is not None and matches(event.before)
     now = event.after is not None and matches(event.after)
@@ -78,7 +78,7 @@ def translate(event: Event, matches: Predicate) -> Iterator[Tuple[str, Object]]:
         yield "DELETED", {**event.before, "metadata": metadata}
 
 
-def _bookmark(kind: Kind, version: int, annotations: Dict[str, str]) -> Object:
+def _bookmark(kind: Kind, version: int, annotations: dict[str, str]) -> Object:
     metadata: Object = {"resourceVersion": str(version)}
     if annotations:
         metadata["annotations"] = annotations

@@ -12,7 +12,7 @@ import http.client
 import io
 import json
 import socket
-from typing import Any, Callable, Dict, Iterable, List, Optional, Union
+from typing import Any, Callable, Iterable, Optional, Union
 
 from tests.lab.clock import Clock
 
@@ -95,19 +95,19 @@ class Wire:
         return connection
 
 
-def response(body: bytes, status: str = "200 OK", headers: Optional[Dict[str, str]] = None) -> bytes:
+def response(body: bytes, status: str = "200 OK", headers: Optional[dict[str, str]] = None) -> bytes:
     """Return an answer with its length."""
     fields = {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}
     return head(status, fields) + body
 
 
-def head(status: str, headers: Dict[str, str]) -> bytes:
+def head(status: str, headers: dict[str, str]) -> bytes:
     """Return the beginning of an answer."""
     lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in headers.items())]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-def chunked(pieces: Iterable[bytes], status: str = "200 OK") -> List[bytes]:
+def chunked(pieces: Iterable[bytes], status: str = "200 OK") -> list[bytes]:
     """Return an answer in chunks, as a watch is, with its end."""
     found = [head(status, {"Content-Type": "application/json", "Transfer-Encoding": "chunked"})]
     found += [b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces if piece]

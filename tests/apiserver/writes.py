@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Optional, Tuple
+from typing import Optional
 
 from .failures import Failure, not_found
 from .places import Place, find, get
@@ -16,7 +16,7 @@ _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*\Z")
 
 #: An HTTP status and the body that goes with it.
-Answer = Tuple[int, Object]
+Answer = tuple[int, Object]
 
 
 def write(store: Store, method: str, place: Place, body: Object) -> Answer:

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Tuple
+from typing import Iterator, NamedTuple
 
 from tests.benchmarks import plots
 
@@ -37,19 +37,19 @@ QEMU = (sys.executable, "-m", "tests.lab.qemu", "--memory", "3G", "--timeout", "
 class Benchmark(NamedTuple):
     """How a benchmark is run: the command before it, its module, and its arguments."""
 
-    within: Tuple[str, ...]
+    within: tuple[str, ...]
     module: str
-    arguments: Tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     # The environment variable with the path of a program of others, without which the benchmark is not run.
     needs: str = ""
 
     @property
-    def command(self) -> List[str]:
+    def command(self) -> list[str]:
         """Return the whole command."""
         return [*self.within, sys.executable, "-m", f"tests.benchmarks.{self.module}", *self.arguments]
 
 
-BENCHMARKS: Dict[str, Benchmark] = {
+BENCHMARKS: dict[str, Benchmark] = {
     "agent-ipvs": Benchmark(UML, "agent_latency", ("--mode", "ipvs", "--services", "1000,5000")),
     "agent-iptables": Benchmark(NAMESPACE, "agent_latency", ("--mode", "iptables", "--services", "1000,5000")),
     "agent-memory": Benchmark(NAMESPACE, "agent_memory", ("--to", "iptables", "--sizes", "5000x5", "44000x1")),
@@ -113,7 +113,7 @@ def load() -> str:
     return " ".join(f"{average:.1f}" for average in os.getloadavg())
 
 
-def run(name: str, benchmark: Benchmark) -> Tuple[bool, str]:
+def run(name: str, benchmark: Benchmark) -> tuple[bool, str]:
     """Run a benchmark and show what it prints; return whether it succeeded, and the text with a heading."""
     lines = [f"# {name}: {' '.join(benchmark.command)}".replace(sys.executable, "python"), *machine()]
     lines.append(f"# load at the start: {load()}")
@@ -130,7 +130,7 @@ def run(name: str, benchmark: Benchmark) -> Tuple[bool, str]:
     return status == 0, "\n".join([*lines, end, ""])
 
 
-def choice(names: List[str]) -> Dict[str, Benchmark]:
+def choice(names: list[str]) -> dict[str, Benchmark]:
     """Return the named benchmarks, or all that can be run; report those that are skipped and why."""
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:

@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Sequence
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.lab import system
@@ -31,10 +31,10 @@ from tests.waiting import wait_for
 
 SETTLE_SECONDS, IDLE_SECONDS, GIVE_UP_SECONDS = 45.0, 60.0, 120.0
 
-Commands = List[Sequence[str]]
+Commands = list[Sequence[str]]
 
 
-def ipvs_commands() -> Dict[str, Commands]:
+def ipvs_commands() -> dict[str, Commands]:
     """Return the commands that alter virtual servers, ipsets and addresses."""
     server, real = f"{cluster_ip(2)}:80", f"{endpoint_ip(2, 0)}:8080"
     return {
@@ -51,7 +51,7 @@ def ipvs_commands() -> Dict[str, Commands]:
     }
 
 
-def iptables_commands(program: str) -> Dict[str, Commands]:
+def iptables_commands(program: str) -> dict[str, Commands]:
     """Return the commands that alter chains and rules of every mode with iptables."""
     chain = ("-t", "nat", "KUBE-MARK-MASQ")
     return {
@@ -62,7 +62,7 @@ def iptables_commands(program: str) -> Dict[str, Commands]:
     }
 
 
-def nftables_commands() -> Dict[str, Commands]:
+def nftables_commands() -> dict[str, Commands]:
     """Return the commands that alter the table."""
     table = ("ip", "kube-proxy")
     return {
@@ -73,13 +73,13 @@ def nftables_commands() -> Dict[str, Commands]:
     }
 
 
-def _digest(*command: str) -> Tuple[str, ...]:
+def _digest(*command: str) -> tuple[str, ...]:
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     # Chains of built-in tables and counters vary; the order of chains and elements too.
     return tuple(sorted(line for line in text.splitlines() if not line.startswith((":", "#"))))
 
 
-def content(mode: str, variant: str) -> Tuple[Tuple[str, ...], ...]:
+def content(mode: str, variant: str) -> tuple[tuple[str, ...], ...]:
     """Return everything that the mode has programmed."""
     if mode == "nftables":
         # A line lists several elements, in an order that may differ after they were created again.
@@ -103,7 +103,7 @@ def repaired(node: AgentNode, commands: Commands) -> float:
     return round(time.monotonic() - started, 2)
 
 
-def measure(node: AgentNode, services: int, commands: Dict[str, Commands]) -> Dict[str, Any]:
+def measure(node: AgentNode, services: int, commands: dict[str, Commands]) -> dict[str, Any]:
     """Start the agent, let it idle, and then damage the node in every way."""
     node.start()
     time.sleep(SETTLE_SECONDS)
@@ -136,7 +136,7 @@ def main() -> int:
         # The agent keeps a device of that name that is of another kind.
         system.ip_batch(["link add kube-nlmon0 type dummy"])
     variant = arguments.variant or ("legacy" if arguments.mode == "ipvs" else "")
-    make: Dict[str, Callable[[], Dict[str, Commands]]] = {
+    make: dict[str, Callable[[], dict[str, Commands]]] = {
         "nftables": nftables_commands,
         "iptables": lambda: iptables_commands(f"iptables-{variant}"),
         "ipvs": lambda: {**ipvs_commands(), **iptables_commands(f"iptables-{variant}")},

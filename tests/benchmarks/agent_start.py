@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.lab import system
@@ -83,7 +83,7 @@ class InstalledNode(AgentNode):
         command = [self.python, "-I", "-B", "-c", _COMPILE, str(self.source), str(self.archive)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
-    def _command(self, *words: str) -> List[str]:
+    def _command(self, *words: str) -> list[str]:
         return [self.python, "-I", "-B", str(self.archive), *words]
 
     def processor(self) -> Processor:
@@ -127,7 +127,7 @@ def fill(node: AgentNode, services: int, endpoints: int) -> None:
         node.store.put(manifests.endpoint_slice(name, found, [port], name=f"{name}-a", namespace=namespace))
 
 
-def pages(node: AgentNode, directory: Path) -> List[str]:
+def pages(node: AgentNode, directory: Path) -> list[str]:
     """Write the answers of the API server to files, and return their paths."""
     paths = []
     for path in ("/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"):
@@ -139,9 +139,9 @@ def pages(node: AgentNode, directory: Path) -> List[str]:
     return paths
 
 
-def starts(node: InstalledNode, services: int) -> Dict[str, Any]:
+def starts(node: InstalledNode, services: int) -> dict[str, Any]:
     """Start the agent with and without the API server, each time on an empty kernel."""
-    answered: List[float] = []
+    answered: list[float] = []
 
     def first_answer(_path: str) -> None:
         answered.append(time.monotonic())
@@ -178,7 +178,7 @@ def starts(node: InstalledNode, services: int) -> Dict[str, Any]:
     }
 
 
-def from_disk(node: InstalledNode, services: int) -> Dict[str, float]:
+def from_disk(node: InstalledNode, services: int) -> dict[str, float]:
     """Start the agent without the API server, and return the seconds until the state on disk is programmed."""
     began = time.monotonic()
     node.start(wait=False)
@@ -189,7 +189,7 @@ def from_disk(node: InstalledNode, services: int) -> Dict[str, float]:
     return {"first_clock": round(first, 2), "all_clock": round(everything, 2), "agent": round(used, 2)}
 
 
-def with_static(node: InstalledNode) -> Dict[str, float]:
+def with_static(node: InstalledNode) -> dict[str, float]:
     """Start the agent with a static Service, and return the seconds until it is served."""
     write_manifests(node.services, static_manifests())
     began = time.monotonic()
@@ -207,7 +207,7 @@ def end(node: InstalledNode) -> None:
     subprocess.run(["nft", "flush", "ruleset"], check=True)
 
 
-def measure(node: InstalledNode, scratch: Path, rounds: int, services: int) -> Dict[str, Any]:
+def measure(node: InstalledNode, scratch: Path, rounds: int, services: int) -> dict[str, Any]:
     """Return the figures of one Python."""
     python = node.python
     bare = run([python, "-I", "-c", "pass"], rounds)

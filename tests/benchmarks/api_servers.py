@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.lab import system
@@ -97,7 +97,7 @@ async def serve(address: str) -> None:
 
 
 @contextlib.contextmanager
-def servers() -> Iterator[Dict[int, subprocess.Popen[str]]]:
+def servers() -> Iterator[dict[int, subprocess.Popen[str]]]:
     """Run the three servers."""
     command = [sys.executable, "-m", "tests.benchmarks.api_servers", "--serve"]
     found = {
@@ -124,7 +124,7 @@ def drop_packets(_process: subprocess.Popen[str]) -> None:
         subprocess.run([*_IPTABLES, "-I", *_DROP], check=True)
 
 
-FAULTS: Dict[str, Callable[[subprocess.Popen[str]], None]] = {
+FAULTS: dict[str, Callable[[subprocess.Popen[str]], None]] = {
     "killed": lambda process: process.send_signal(signal.SIGKILL),
     "frozen": lambda process: process.send_signal(signal.SIGSTOP),
     "packets dropped": drop_packets,
@@ -151,8 +151,8 @@ async def request(address: str) -> bool:
 
 async def measure(address: str, inflict: Callable[[], None]) -> Outcome:
     """Send requests, inflict the fault, and return what failed afterwards."""
-    results: List[asyncio.Task[bool]] = []
-    begun: List[float] = []
+    results: list[asyncio.Task[bool]] = []
+    begun: list[float] = []
     start = time.monotonic()
     fault = 0.0
     while time.monotonic() - start < BEFORE_SECONDS + AFTER_SECONDS:

@@ -16,7 +16,6 @@ import argparse
 import os
 import shutil
 import subprocess
-from typing import List
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.benchmarks.converge_scale import timed
@@ -67,7 +66,7 @@ def main() -> None:
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", directory], check=True)
     keep(options.services, options.endpoints, options.mode)
     program = boot_directory.path_of(boot_directory.PROGRAM)
-    rows: List[str] = []
+    rows: list[str] = []
     for _round in range(options.rounds):
         clean(options.mode)
         done = timed([*PYTHON, program, "--max-age", "604800"])

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Dict, List, Optional, Sequence, Tuple, Type
+from typing import Optional, Sequence
 
 from tests.apiserver.tls import make_certificates, write_kubeconfig
 from tests.kernel.backends import manifests, write_manifests
@@ -46,7 +46,7 @@ class Fleet:
         self.directory = directory
         self.names = list(names)
         self.prefix = f"knb{os.getpid()}"
-        self.processes: List[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
 
     @property
     def controller(self) -> str:
@@ -71,11 +71,11 @@ class Fleet:
         return self
 
     def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
         self._end()
 
-    def traffic(self, count: int) -> Tuple[int, int]:
+    def traffic(self, count: int) -> tuple[int, int]:
         """Return the bytes sent to and received from the first ``count`` nodes, on the wire, since their start."""
         text = system.run(["ip", "-n", self.controller, "-s", "-j", "link", "show"])
         wanted = {f"p{number}" for number in range(count)}
@@ -162,7 +162,7 @@ class Fleet:
             time.sleep(0.1)
 
     def _write_inventory(self) -> None:
-        hosts: Dict[str, Dict[str, str]] = {
+        hosts: dict[str, dict[str, str]] = {
             name: {"ansible_host": self.address(number)} for number, name in enumerate(self.names)
         }
         variables = {

@@ -32,7 +32,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.benchmarks.controller_fleet import ROOT, Fleet
@@ -78,7 +78,7 @@ class Measured(NamedTuple):
     memory: float
     sent: int
     received: int
-    tasks: Dict[str, float]
+    tasks: dict[str, float]
     load: float
 
 
@@ -99,8 +99,8 @@ class Memory(threading.Thread):
             self.peak = max(self.peak, sum(map(_memory, self._family())) / 1024)
             self.seconds = max(self.seconds, _seconds(self.process))
 
-    def _family(self) -> List[int]:
-        parents: Dict[int, int] = {}
+    def _family(self) -> list[int]:
+        parents: dict[int, int] = {}
         for name in os.listdir("/proc"):
             if name.isdigit():
                 with contextlib.suppress(OSError, IndexError, ValueError):
@@ -169,8 +169,8 @@ class Bench:
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
         memory = Memory(process.pid, [node.pid for node in fleet.processes])
         memory.start()
-        lines: List[str] = []
-        tasks: Dict[str, float] = {}
+        lines: list[str] = []
+        tasks: dict[str, float] = {}
         current, since = "start", time.perf_counter()
         assert process.stdout is not None
         for line in process.stdout:

@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.benchmarks.large_cluster import large_cluster, node_name, printed
@@ -95,9 +95,9 @@ class Bench:
         with multiprocessing.get_context("fork").Pool(1) as pool:
             pool.apply(write_snapshot, (self.snapshot, options))
 
-    def module(self, name: str, **more: Any) -> List[str]:
+    def module(self, name: str, **more: Any) -> list[str]:
         """Return the command that runs the module with these options."""
-        arguments: Dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "snapshot": str(self.snapshot),
             "node_name": node_name(3),
             "mode": self.options.mode,
@@ -109,7 +109,7 @@ class Bench:
         build_payload(MODULE, arguments, path)
         return [sys.executable, str(path)]
 
-    def nothing(self) -> List[str]:
+    def nothing(self) -> list[str]:
         """Return the command that runs a module that does nothing, the least that any module costs."""
         source, path = self.directory / "source.py", self.directory / "nothing.py"
         source.write_text(_NOTHING, encoding="utf-8")
@@ -126,10 +126,10 @@ class Bench:
                 system.run([program, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
 
 
-def report(title: str, measured: Measured) -> Dict[str, float]:
+def report(title: str, measured: Measured) -> dict[str, float]:
     """Print one line with the longest stages, and return the seconds per stage."""
-    stages: Dict[str, float] = {}
-    result: Dict[str, Any] = {}
+    stages: dict[str, float] = {}
+    result: dict[str, Any] = {}
     if measured.output.strip().startswith("{"):
         result = json.loads(measured.output)
         stages = result.get("durations", {})
@@ -161,10 +161,10 @@ def measure(bench: Bench) -> bool:
     present = bench.module("present")
     observing = bench.module("observing", always_observe=True)
     nothing = bench.nothing()
-    empty: List[float] = []
-    unchanged: List[float] = []
-    chains: List[float] = []
-    alone: List[float] = []
+    empty: list[float] = []
+    unchanged: list[float] = []
+    chains: list[float] = []
+    alone: list[float] = []
     for _round in range(bench.options.rounds):
         bench.fresh_node()
         first = timed(present)

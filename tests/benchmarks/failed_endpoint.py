@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Sequence
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.lab import system
@@ -43,7 +43,7 @@ EXCLUDED = "endpoint excluded"
 COLUMNS = (EXCLUDED, WAITING, SENDING, BEHIND)
 _EXCLUDED_LINE = "an endpoint fails its health checks"
 _SEND_SECONDS, _AFTER_SECONDS = 0.1, 10.0
-Times = Dict[str, float]
+Times = dict[str, float]
 
 
 def is_over(sock: socket.socket, send: bool) -> bool:
@@ -100,7 +100,7 @@ def cell(rounds: Sequence[Times], column: str) -> str:
 def measure(scratch: Path, mode: str, rounds: int) -> None:
     """Measure a mode and print its row."""
     scratch.mkdir()
-    found: List[Times] = []
+    found: list[Times] = []
     with contextlib.ExitStack() as stack:
         network = Routed()
         stack.callback(network.close)

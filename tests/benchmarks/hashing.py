@@ -16,7 +16,7 @@ import hashlib
 import random
 import time
 from collections import Counter
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Sequence
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 
@@ -30,7 +30,7 @@ COUNTS = (3, 5, 10, 20, 50, 100)
 PRIME = 601
 
 
-def maglev(endpoints: Sequence[str]) -> List[str]:
+def maglev(endpoints: Sequence[str]) -> list[str]:
     """Assign slots as Eisenbud et al. describe (NSDI 2016)."""
     owners = [""] * PRIME
     states = []
@@ -50,25 +50,25 @@ def maglev(endpoints: Sequence[str]) -> List[str]:
     return owners
 
 
-def rendezvous(endpoints: Sequence[str]) -> List[str]:
+def rendezvous(endpoints: Sequence[str]) -> list[str]:
     """Assign each slot to the endpoint with the highest hash."""
     draws = {text: hashlib.shake_128(text.encode()).digest(4 * SLOTS) for text in endpoints}
     return [max(endpoints, key=lambda text: draws[text][4 * slot : 4 * slot + 4]) for slot in range(SLOTS)]
 
 
-def bounded(endpoints: Sequence[str]) -> List[str]:
+def bounded(endpoints: Sequence[str]) -> list[str]:
     """Assign slots as nftables mode does."""
     return [endpoints[position] for position in assigned(tuple((text, 1) for text in endpoints))]
 
 
-WAYS: Dict[str, Callable[[Sequence[str]], List[str]]] = {
+WAYS: dict[str, Callable[[Sequence[str]], list[str]]] = {
     "Maglev": maglev,
     "rendezvous": rendezvous,
     "bounded rendezvous": bounded,
 }
 
 
-def cluster(source: random.Random, count: int) -> List[str]:
+def cluster(source: random.Random, count: int) -> list[str]:
     """Return endpoints drawn at random, in order."""
     found = set()
     while len(found) < count:
@@ -76,7 +76,7 @@ def cluster(source: random.Random, count: int) -> List[str]:
     return sorted(found)
 
 
-def measure(way: Callable[[Sequence[str]], List[str]], count: int, clusters: int) -> Tuple[float, ...]:
+def measure(way: Callable[[Sequence[str]], list[str]], count: int, clusters: int) -> tuple[float, ...]:
     """Return the columns behind the number of endpoints."""
     source = random.Random(count)
     busiest, moved, needless, seconds = 0.0, [], [], 0.0

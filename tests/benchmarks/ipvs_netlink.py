@@ -17,7 +17,7 @@ import gc
 import os
 import sys
 import time
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import NamedTuple, Sequence
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.lab import system
@@ -43,8 +43,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.resources import St
 SIZES = ((1000, 10), (5000, 5))
 LIMIT = 3.0
 
-Servers = Dict[VirtualServerKey, VirtualServer]
-RealServers = Dict[RealServerKey, RealServer]
+Servers = dict[VirtualServerKey, VirtualServer]
+RealServers = dict[RealServerKey, RealServer]
 
 
 class Seconds(NamedTuple):
@@ -56,7 +56,7 @@ class Seconds(NamedTuple):
     unchanged: float
 
 
-def state(services: int, endpoints: int) -> Tuple[Servers, RealServers]:
+def state(services: int, endpoints: int) -> tuple[Servers, RealServers]:
     """Return tables of that many virtual servers with that many real servers each."""
     servers: Servers = {}
     real_servers: RealServers = {}
@@ -70,7 +70,7 @@ def state(services: int, endpoints: int) -> Tuple[Servers, RealServers]:
     return servers, real_servers
 
 
-def encoded(sock: IpvsSocket, servers: Servers, real_servers: RealServers) -> List[Tuple[bytearray, int, int]]:
+def encoded(sock: IpvsSocket, servers: Servers, real_servers: RealServers) -> list[tuple[bytearray, int, int]]:
     """Return the messages, one item for each send, that create the tables."""
     services = messages.ServiceEncoder(sock.family_id)
     batch = [services.message(messages.NEW_SERVICE, key, value) for key, value in servers.items()]
@@ -104,7 +104,7 @@ def replay(servers: Servers, real_servers: RealServers) -> float:
     return seconds
 
 
-def converge(servers: Servers, real_servers: RealServers) -> Tuple[float, float, float]:
+def converge(servers: Servers, real_servers: RealServers) -> tuple[float, float, float]:
     """Return the seconds of applying to an empty kernel, of observing, and of a further run without a change."""
     own_namespace()
     with IpvsSocket() as sock:

@@ -29,7 +29,7 @@ import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Iterable, List, NamedTuple, Optional, Sequence, Set
+from typing import Iterable, NamedTuple, Optional, Sequence
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice
@@ -159,9 +159,9 @@ def changed_slice(service: int, endpoints: int, address: str) -> Object:
     return found
 
 
-def wait_for_addresses(node: ProxyNode, events: NetlinkListener, addresses: List[str]) -> float:
+def wait_for_addresses(node: ProxyNode, events: NetlinkListener, addresses: list[str]) -> float:
     """Wait until the kernel has notified all these addresses and return the time."""
-    missing: Set[bytes] = {socket.inet_aton(address) for address in addresses}
+    missing: set[bytes] = {socket.inet_aton(address) for address in addresses}
     deadline = time.monotonic() + PATIENCE_SECONDS
     while missing:
         if time.monotonic() > deadline:
@@ -175,7 +175,7 @@ def wait_for_addresses(node: ProxyNode, events: NetlinkListener, addresses: List
     return time.monotonic()
 
 
-def single_changes(node: ProxyNode, events: NetlinkListener, numbers: Iterable[int], endpoints: int) -> List[float]:
+def single_changes(node: ProxyNode, events: NetlinkListener, numbers: Iterable[int], endpoints: int) -> list[float]:
     """Replace one endpoint of each of these Services, one after the other; return the seconds of each."""
     taken = []
     for number in numbers:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from ipaddress import IPv4Address
-from typing import Any, Dict, List
+from typing import Any
 
 NODES = 20
 NAMESPACES = 40
@@ -23,7 +23,7 @@ def node_name(number: int) -> str:
     return f"node-{number % NODES:02}"
 
 
-def _metadata(name: str, namespace: str = "", **more: Any) -> Dict[str, Any]:
+def _metadata(name: str, namespace: str = "", **more: Any) -> dict[str, Any]:
     metadata = {"creationTimestamp": _CREATED, "name": name, "resourceVersion": "48151623", **more}
     metadata["uid"] = f"6b7c1f0e-0000-4000-8000-{abs(hash((namespace, name))) % 16**12:012x}"
     if namespace:
@@ -31,7 +31,7 @@ def _metadata(name: str, namespace: str = "", **more: Any) -> Dict[str, Any]:
     return metadata
 
 
-def _node(number: int) -> Dict[str, Any]:
+def _node(number: int) -> dict[str, Any]:
     name = node_name(number)
     labels = {
         "kubernetes.io/hostname": name,
@@ -51,8 +51,8 @@ def _node(number: int) -> Dict[str, Any]:
     }
 
 
-def _ports(number: int, kind: str) -> List[Dict[str, Any]]:
-    ports: List[Dict[str, Any]] = [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080}]
+def _ports(number: int, kind: str) -> list[dict[str, Any]]:
+    ports: list[dict[str, Any]] = [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080}]
     if number % 10 == 7:
         ports = [
             {"name": "dns", "port": 53, "protocol": "UDP", "targetPort": 5353},
@@ -64,10 +64,10 @@ def _ports(number: int, kind: str) -> List[Dict[str, Any]]:
     return ports
 
 
-def _service(number: int, name: str, namespace: str) -> Dict[str, Any]:
+def _service(number: int, name: str, namespace: str) -> dict[str, Any]:
     kind = {3: "NodePort", 11: "LoadBalancer"}.get(number % 20, "ClusterIP")
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "Helm"}
-    spec: Dict[str, Any] = {
+    spec: dict[str, Any] = {
         "clusterIP": str(_CLUSTER_IPS + number),
         "clusterIPs": [str(_CLUSTER_IPS + number)],
         "internalTrafficPolicy": "Cluster",
@@ -78,7 +78,7 @@ def _service(number: int, name: str, namespace: str) -> Dict[str, Any]:
         "sessionAffinity": "None",
         "type": kind,
     }
-    status: Dict[str, Any] = {"loadBalancer": {}}
+    status: dict[str, Any] = {"loadBalancer": {}}
     if kind != "ClusterIP":
         spec["externalTrafficPolicy"] = "Cluster"
     if kind == "LoadBalancer":
@@ -93,7 +93,7 @@ def _service(number: int, name: str, namespace: str) -> Dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec, "status": status}
 
 
-def _endpoint(number: int, name: str, namespace: str) -> Dict[str, Any]:
+def _endpoint(number: int, name: str, namespace: str) -> dict[str, Any]:
     node = number % NODES
     pod = f"{name}-{number % 65536:x}"
     return {
@@ -105,7 +105,7 @@ def _endpoint(number: int, name: str, namespace: str) -> Dict[str, Any]:
     }
 
 
-def _slice(number: int, name: str, namespace: str, endpoints: int, service: Dict[str, Any]) -> Dict[str, Any]:
+def _slice(number: int, name: str, namespace: str, endpoints: int, service: dict[str, Any]) -> dict[str, Any]:
     ports = [
         {"name": port["name"], "port": port["targetPort"], "protocol": port["protocol"]}
         for port in service["spec"]["ports"]
@@ -141,7 +141,7 @@ def _slice(number: int, name: str, namespace: str, endpoints: int, service: Dict
     }
 
 
-def large_cluster(services: int, endpoints: int) -> List[Dict[str, Any]]:
+def large_cluster(services: int, endpoints: int) -> list[dict[str, Any]]:
     """Return that many Services with that many endpoints each, and 20 nodes, as raw objects.
 
     Of 20 Services one is a NodePort, one a LoadBalancer (half of them with source ranges), of 25 one has client
@@ -157,7 +157,7 @@ def large_cluster(services: int, endpoints: int) -> List[Dict[str, Any]]:
     return [*objects, *slices, *(_node(number) for number in range(NODES))]
 
 
-def printed(objects: List[Dict[str, Any]]) -> str:
+def printed(objects: list[dict[str, Any]]) -> str:
     """Return the text that kubectl prints for these objects."""
     listed = {"apiVersion": "v1", "items": objects, "kind": "List", "metadata": {"resourceVersion": ""}}
     return json.dumps(listed, indent=4) + "\n"

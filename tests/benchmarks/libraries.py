@@ -26,7 +26,7 @@ import subprocess
 import threading
 import time
 from multiprocessing.connection import Connection
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Iterator, NamedTuple
 
 import kubernetes
 from pyroute2 import IPRoute
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
     what: str
     own: Work
-    others: Dict[str, Work]
+    others: dict[str, Work]
 
 
 def processor_seconds() -> float:
@@ -226,7 +226,7 @@ def checked(serving: Callable[[], contextlib.AbstractContextManager[int]]) -> Wo
     return work
 
 
-def idle_clients(serving: Callable[[], contextlib.AbstractContextManager[int]]) -> Tuple[int, int]:
+def idle_clients(serving: Callable[[], contextlib.AbstractContextManager[int]]) -> tuple[int, int]:
     """Return the threads, and the KiB of memory, that clients cost which connect and send nothing."""
 
     def status(name: str) -> int:
@@ -341,7 +341,7 @@ def main() -> None:
         for name, other in row.others.items():
             taken = milliseconds(other, runs)
             print(f"{row.what} | {own:.0f} | {name} | {taken:.0f} | {taken / own:.1f}", flush=True)
-    servers: List[Tuple[str, Callable[[], contextlib.AbstractContextManager[int]]]] = [
+    servers: list[tuple[str, Callable[[], contextlib.AbstractContextManager[int]]]] = [
         ("by hand", _own_server),
         ("http.server", _threading_server),
         ("asyncio", lambda: _in_asyncio(_answer)),

@@ -23,7 +23,7 @@ import os
 import resource
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, NamedTuple
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.benchmarks import nftables_traffic
@@ -64,7 +64,7 @@ def processor_seconds() -> float:
 class Node:
     """The process's own network namespace, converged in one mode after the other."""
 
-    def __init__(self, directory: Path, paths: Dict[str, str], seconds: float) -> None:
+    def __init__(self, directory: Path, paths: dict[str, str], seconds: float) -> None:
         self._directory = directory
         self._paths = paths
         self._seconds = seconds
@@ -81,7 +81,7 @@ class Node:
         replaced = nftables_traffic.endpoint_slice("svc0", [address(1, 250)])
         document = {"mode": mode, "clusterCIDR": nftables_traffic.PODS, "conntrack": {"maxPerCore": 0, "min": 0}}
         configuration = load(document, node_source={"ipvsFilterBackend": filter_backend}).configuration
-        seconds: List[float] = []
+        seconds: list[float] = []
         for given in (objects, objects, [*objects, replaced]):
             before = processor_seconds()
             report = converge(self._request(ClusterState.from_objects(given), configuration))

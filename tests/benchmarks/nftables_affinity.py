@@ -18,7 +18,7 @@ import argparse
 import gc
 import os
 import resource
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, NamedTuple
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.benchmarks.nftables_scale import SETTINGS, address, route
@@ -43,12 +43,12 @@ class Spent(NamedTuple):
     longest_call: float
 
 
-def table(services: List[ServicePortInfo]) -> Dict[Any, Any]:
+def table(services: list[ServicePortInfo]) -> dict[Any, Any]:
     """Return the table of these Services."""
     return dict(RENDERING.desired_tables({one.key: one for one in services}, SETTINGS)["table objects"])
 
 
-def changed(kernel: NftablesResource, before: Dict[Any, Any], after: Dict[Any, Any]) -> Spent:
+def changed(kernel: NftablesResource, before: dict[Any, Any], after: dict[Any, Any]) -> Spent:
     """Turn one table into another and return what it cost."""
     change = difference(before, after)
     kernel.longest_call = 0.0

@@ -25,7 +25,7 @@ import gc
 import json
 import os
 import time
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple, Sequence
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.lab import system
@@ -68,7 +68,7 @@ SETTINGS = DataplaneSettings(
     schedulers=frozenset((JHASH,)),
 )
 clock = time.perf_counter
-Entries = Dict[Any, Any]
+Entries = dict[Any, Any]
 
 
 class Figures(NamedTuple):
@@ -122,7 +122,7 @@ def route(number: int, endpoints: Sequence[Endpoint]) -> ServicePortInfo:
     )
 
 
-def routes(services: int, endpoints: int) -> List[ServicePortInfo]:
+def routes(services: int, endpoints: int) -> list[ServicePortInfo]:
     """Return Services with the given number of endpoints each, all different."""
     return [
         route(number, [Endpoint(address(number * endpoints + each, 128), 8080) for each in range(endpoints)])
@@ -135,7 +135,7 @@ def contribution(one: ServicePortInfo) -> Entries:
     return {key: value for _table, key, value in service_port_entries(one, SETTINGS)}
 
 
-def sends(change: Change[Any, Any], sock: NetlinkSocket) -> List[bytes]:
+def sends(change: Change[Any, Any], sock: NetlinkSocket) -> list[bytes]:
     """Return the bytes that make a change, one item for each call into the kernel."""
     made = []
     for transaction in Planner(Encoder("IPv4")).transactions(change):
@@ -171,8 +171,8 @@ def changed(one: ServicePortInfo, kind: str, turn: int) -> ServicePortInfo:
 
 
 def one_change(
-    resource: NftablesResource, table: Entries, all_service_ports: List[ServicePortInfo], kind: str, turns: int
-) -> Tuple[List[float], List[float]]:
+    resource: NftablesResource, table: Entries, all_service_ports: list[ServicePortInfo], kind: str, turns: int
+) -> tuple[list[float], list[float]]:
     """Return the seconds of single changes, and of the same bytes replayed after each was undone."""
     taken, floors = [], []
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
@@ -199,7 +199,7 @@ def one_change(
     return taken, floors
 
 
-def fill(resource: NftablesResource, by_key: Dict[Any, ServicePortInfo], fills: int) -> Tuple[Entries, float]:
+def fill(resource: NftablesResource, by_key: dict[Any, ServicePortInfo], fills: int) -> tuple[Entries, float]:
     """Program everything from empty, several times; the table, and the seconds of the fastest, rendering included."""
     taken = []
     for turn in range(fills):

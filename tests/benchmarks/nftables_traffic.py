@@ -37,7 +37,7 @@ import time
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.lab import manifests, system
@@ -85,7 +85,7 @@ def full_name(place: str) -> str:
 
 
 @contextmanager
-def network() -> Iterator[Dict[str, str]]:
+def network() -> Iterator[dict[str, str]]:
     """Make the process's own namespace the node, and yield the paths of the others."""
     system.unshare(system.CLONE_NEWNET)
     try:
@@ -141,7 +141,7 @@ def accept_all(listens: Callable[[], object]) -> None:
         accepted.append(listening.accept()[0])
 
 
-def connections(path: str, target: Tuple[str, int], seconds: float) -> List[float]:
+def connections(path: str, target: tuple[str, int], seconds: float) -> list[float]:
     """Return the seconds that each connection took, one after another. Raises OSError if one fails."""
     system.enter(path, system.CLONE_NEWNET)
     taken = []
@@ -157,7 +157,7 @@ def connections(path: str, target: Tuple[str, int], seconds: float) -> List[floa
     return taken
 
 
-def traffic(paths: Dict[str, str], target: Tuple[str, int], seconds: float) -> Tuple[int, int, int]:
+def traffic(paths: dict[str, str], target: tuple[str, int], seconds: float) -> tuple[int, int, int]:
     """Return the microseconds to connect (p50, p99) and the connections per second."""
     fork = multiprocessing.get_context("fork")
     with in_namespace(paths["server"], accept_all):
@@ -189,7 +189,7 @@ def replace(resource: NftablesResource, one: ServicePortInfo) -> float:
     return time.perf_counter() - started
 
 
-def measure(paths: Dict[str, str], services: int, endpoints: int, seconds: float) -> Row:
+def measure(paths: dict[str, str], services: int, endpoints: int, seconds: float) -> Row:
     """Measure the project's own nftables mode."""
     all_service_ports = routes(services, endpoints)
     target = (address(services - 1, 96), 80)
@@ -206,7 +206,7 @@ def measure(paths: Dict[str, str], services: int, endpoints: int, seconds: float
     return Row("this project", services, endpoints, round(programmed, 3), round(change_ms, 2), round(memory, 1), *found)
 
 
-def objects_of(services: int, endpoints: int) -> Iterator[Dict[str, Any]]:
+def objects_of(services: int, endpoints: int) -> Iterator[dict[str, Any]]:
     """Yield the same Services for an API server: a Node, Services and EndpointSlices."""
     yield manifests.node("node1", NAMESPACES["client"][0], "10.244.1.0/24")
     for number in range(services):
@@ -216,13 +216,13 @@ def objects_of(services: int, endpoints: int) -> Iterator[Dict[str, Any]]:
         yield endpoint_slice(name, [address(number * endpoints + each, 128) for each in range(endpoints)])
 
 
-def endpoint_slice(name: str, endpoints: Sequence[str]) -> Dict[str, Any]:
+def endpoint_slice(name: str, endpoints: Sequence[str]) -> dict[str, Any]:
     """Return the slice of a Service with its endpoints."""
     listed = [manifests.endpoint(each, "node2") for each in endpoints]
     return manifests.endpoint_slice(name, listed, [manifests.port(8080)], name=name, namespace="bench")
 
 
-def synced(node: KubeProxyNode) -> Tuple[int, float]:
+def synced(node: KubeProxyNode) -> tuple[int, float]:
     """Return how many syncs of IPv4 kube-proxy has counted, and their seconds; (0, 0.0) before it answers."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{node.metrics_port}/metrics", timeout=60) as answer:
@@ -237,7 +237,7 @@ def synced(node: KubeProxyNode) -> Tuple[int, float]:
     return int(values.get("count", 0)), values.get("sum", 0.0)
 
 
-def wait_for_sync(node: KubeProxyNode, count: int) -> Tuple[int, float]:
+def wait_for_sync(node: KubeProxyNode, count: int) -> tuple[int, float]:
     """Wait until there are more than ``count`` syncs, and none for a second; return the counts."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     found = (0, 0.0)
@@ -251,7 +251,7 @@ def wait_for_sync(node: KubeProxyNode, count: int) -> Tuple[int, float]:
     raise SystemExit(f"{node.program}: no sync within {PATIENCE_SECONDS:g} seconds:\n{node.log[-3000:]}")
 
 
-def measure_kube_proxy(paths: Dict[str, str], services: int, endpoints: int, seconds: float) -> Row:
+def measure_kube_proxy(paths: dict[str, str], services: int, endpoints: int, seconds: float) -> Row:
     """Measure a kube-proxy in the same network."""
     with tempfile.TemporaryDirectory() as name:
         node = KubeProxyNode(Path(name), "nftables")

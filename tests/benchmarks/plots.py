@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
-Row = Dict[str, str]
+Row = dict[str, str]
 
 
 class Plot(NamedTuple):
@@ -29,12 +29,12 @@ class Plot(NamedTuple):
     title: str
     size_title: str
     cost_title: str
-    size: Tuple[str, ...]
-    costs: Dict[str, str]
+    size: tuple[str, ...]
+    costs: dict[str, str]
     by: str = ""
 
 
-PLOTS: Dict[str, Tuple[Plot, ...]] = {
+PLOTS: dict[str, tuple[Plot, ...]] = {
     "nftables": (
         Plot(
             "nftables-from-empty.svg",
@@ -89,7 +89,7 @@ PLOTS: Dict[str, Tuple[Plot, ...]] = {
 }
 
 
-def table(text: str) -> List[Row]:
+def table(text: str) -> list[Row]:
     """Return the rows of the table in a text: lines with cells between ``|``, of which the first names the columns."""
     lines = [[cell.strip() for cell in line.split(" | ")] for line in text.splitlines() if " | " in line]
     if not lines:
@@ -97,9 +97,9 @@ def table(text: str) -> List[Row]:
     return [dict(zip(lines[0], cells)) for cells in lines[1:] if len(cells) == len(lines[0])]
 
 
-def curves(plot: Plot, rows: List[Row]) -> Dict[str, List[Tuple[float, float]]]:
+def curves(plot: Plot, rows: list[Row]) -> dict[str, list[tuple[float, float]]]:
     """Return the points of each line of a plot by its legend; a row without a size has none."""
-    found: Dict[str, List[Tuple[float, float]]] = {}
+    found: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         size = 1.0
         for column in plot.size:
@@ -111,7 +111,7 @@ def curves(plot: Plot, rows: List[Row]) -> Dict[str, List[Tuple[float, float]]]:
     return {label: sorted(points) for label, points in found.items()}
 
 
-def save(plot: Plot, lines: Dict[str, List[Tuple[float, float]]], path: Path) -> None:
+def save(plot: Plot, lines: dict[str, list[tuple[float, float]]], path: Path) -> None:
     """Write a plot as SVG, in which text is text."""
     import matplotlib  # here, since only plots need it
 

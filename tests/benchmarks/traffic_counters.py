@@ -30,7 +30,7 @@ import statistics
 import struct
 import time
 from pathlib import Path
-from typing import Callable, Dict, List, NamedTuple, Tuple
+from typing import Callable, NamedTuple
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.lab import system
@@ -72,7 +72,7 @@ def per_cpu_memory() -> float:
     return int(found.group(1)) / 1024 if found else 0.0
 
 
-def connect(path: str, target: Tuple[str, int], count: int) -> List[float]:
+def connect(path: str, target: tuple[str, int], count: int) -> list[float]:
     """Open connections one after another; return the seconds that each of them took."""
     system.enter(path, system.CLONE_NEWNET)
     taken = []
@@ -109,7 +109,7 @@ def answer(connection: socket.socket) -> None:
         connection.sendall(b"x")
 
 
-def request(path: str, target: Tuple[str, int], data: bytes, count: int) -> List[float]:
+def request(path: str, target: tuple[str, int], data: bytes, count: int) -> list[float]:
     """Send requests in one connection, one after another; return the seconds that each of them took."""
     system.enter(path, system.CLONE_NEWNET)
     message = _LENGTH.pack(len(data)) + data
@@ -124,7 +124,7 @@ def request(path: str, target: Tuple[str, int], data: bytes, count: int) -> List
     return taken[count // 10 :]
 
 
-def requests(paths: Dict[str, str], target: Tuple[str, int], endpoint: str, options: argparse.Namespace) -> List[float]:
+def requests(paths: dict[str, str], target: tuple[str, int], endpoint: str, options: argparse.Namespace) -> list[float]:
     """Return the figures of open connections, in microseconds."""
     with (
         in_namespace(paths["server"], answer_all),
@@ -137,7 +137,7 @@ def requests(paths: Dict[str, str], target: Tuple[str, int], endpoint: str, opti
     return [percentile(taken, share) * 1e6 for taken, share in shares]
 
 
-def measure(paths: Dict[str, str], counted: bool, options: argparse.Namespace) -> Figures:
+def measure(paths: dict[str, str], counted: bool, options: argparse.Namespace) -> Figures:
     """Program a node with or without counters, and connect to its last Service."""
     ports = {one.key: one for one in routes(options.services, options.endpoints)}
     chosen = CHOSEN._replace(**{f"count_{options.count}": counted})
@@ -161,7 +161,7 @@ def measure(paths: Dict[str, str], counted: bool, options: argparse.Namespace) -
     return Figures(tenth, median, len(taken) / sum(taken), *open_connections, programmed, read, memory)
 
 
-def show(pairs: List[Tuple[Figures, Figures]]) -> None:
+def show(pairs: list[tuple[Figures, Figures]]) -> None:
     """Print the medians, and the differences of the pairs."""
     print("figure | without | with | difference in %: median, quartiles, range")
     for name in _COMPARED:

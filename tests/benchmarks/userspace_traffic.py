@@ -30,7 +30,7 @@ import threading
 import time
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Iterator, Optional, Sequence
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service
@@ -79,7 +79,7 @@ def _answer(address: str, port: int, bulk: bool) -> None:
         threading.Thread(target=serve, args=(sock,), daemon=True).start()
 
 
-def _connect_often(place: Tuple[str, int], seconds: float, count: Synchronized[int]) -> None:
+def _connect_often(place: tuple[str, int], seconds: float, count: Synchronized[int]) -> None:
     done, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:
         with socket.create_connection(place, 10) as sock:
@@ -90,7 +90,7 @@ def _connect_often(place: Tuple[str, int], seconds: float, count: Synchronized[i
         count.value += done
 
 
-def _receive(place: Tuple[str, int], seconds: float, count: Synchronized[int]) -> None:
+def _receive(place: tuple[str, int], seconds: float, count: Synchronized[int]) -> None:
     buffer, done = bytearray(1 << 20), 0
     with socket.create_connection(place, 10) as sock:
         sock.sendall(b"go")
@@ -102,7 +102,7 @@ def _receive(place: Tuple[str, int], seconds: float, count: Synchronized[int]) -
 
 
 def together(
-    body: Callable[[Tuple[str, int], float, Synchronized[int]], None], place: Tuple[str, int], seconds: float, many: int
+    body: Callable[[tuple[str, int], float, Synchronized[int]], None], place: tuple[str, int], seconds: float, many: int
 ) -> int:
     """Return the sum of what many client processes count."""
     count: Synchronized[int] = multiprocessing.Value("q", 0)
@@ -115,7 +115,7 @@ def together(
     return count.value
 
 
-def latencies(place: Tuple[str, int], seconds: float) -> List[float]:
+def latencies(place: tuple[str, int], seconds: float) -> list[float]:
     """Return the milliseconds of small requests on one connection, sorted."""
     found, end = [], time.monotonic() + seconds
     with socket.create_connection(place, 10) as sock:
@@ -156,7 +156,7 @@ def processor_seconds(process: int) -> float:
 
 
 def measure(
-    name: str, places: Sequence[Tuple[str, int]], seconds: float, proxy: int, node: Optional[AgentNode], services: int
+    name: str, places: Sequence[tuple[str, int]], seconds: float, proxy: int, node: Optional[AgentNode], services: int
 ) -> None:
     """Print one row. ``places``: of the Service for small requests, and of that for bulk."""
     small, bulk = places
@@ -197,7 +197,7 @@ def agent(mode: str, services: int) -> Iterator[AgentNode]:
 
 
 @contextlib.contextmanager
-def haproxy(program: str) -> Iterator[Tuple[int, List[Tuple[str, int]]]]:
+def haproxy(program: str) -> Iterator[tuple[int, list[tuple[str, int]]]]:
     """Run haproxy in front of the same endpoints; yield its process and its places."""
     places = [("127.0.0.1", 9080), ("127.0.0.1", 9081)]
     text = _CONFIGURATION
@@ -237,7 +237,7 @@ def main() -> None:
         server.start()
     direct = [(ENDPOINTS[0], PORT), (ENDPOINTS[0], BULK_PORT)]
     wait_for(lambda: all(socket.socket().connect_ex(place) == 0 for place in direct))
-    through: Dict[str, List[Tuple[str, int]]] = {"service": [(cluster_ip(SERVICE), 80), (cluster_ip(BULK_SERVICE), 80)]}
+    through: dict[str, list[tuple[str, int]]] = {"service": [(cluster_ip(SERVICE), 80), (cluster_ip(BULK_SERVICE), 80)]}
     columns = (
         "requests/s on new connections",
         "Gbit/s, 1 connection",

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import yaml
 
@@ -50,7 +50,7 @@ class Lab:
         self.traces.mkdir()
         store = Store()
         self.names = {f"n{number}": name for number, name in enumerate(ALL)}
-        self.texts: Dict[str, str] = {}
+        self.texts: dict[str, str] = {}
         for host, name in self.names.items():
             self.texts[host] = armed(f"node {name}", ALL[name], self.traces)
             # Two variables that are a template when they are put together.
@@ -69,7 +69,7 @@ class Lab:
         self._python()
         self._node_commands()
 
-    def _nodes(self) -> Dict[str, Any]:
+    def _nodes(self) -> dict[str, Any]:
         """Return the configuration of the inventory plugin: variables and groups made of the texts."""
         info = "kubernetes_node_info"
         return {
@@ -136,7 +136,7 @@ class Lab:
             json.dumps({"k8s_cluster": {"vars": everywhere, "hosts": hosts}}), encoding="utf-8"
         )
 
-    def run(self, binaries: Path) -> List[str]:
+    def run(self, binaries: Path) -> list[str]:
         """Run the plays with one version of ansible-core; return what is wrong."""
         for trace in self.traces.iterdir():
             trace.unlink()
@@ -164,7 +164,7 @@ class Lab:
         wrong += [f"the check is void, not evaluated: {name}" for name in sorted(expected - traces)]
         return wrong + self._changed(json.loads((self.directory / "seen.json").read_text(encoding="utf-8")))
 
-    def _changed(self, seen: Dict[str, Any]) -> List[str]:
+    def _changed(self, seen: dict[str, Any]) -> list[str]:
         """Return which texts did not arrive as they were sent."""
         wrong = [
             f"{name} arrived as {seen['copied'].get(host)!r}"

@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Dict
-
 #: Replaces an expression that leaves a trace when it is evaluated. It has double quotes only.
 ACTION = "ACTION"
 _HEADER = "#jinja2: variable_start_string:'[%', variable_end_string:'%]'\n[% ACTION %]"
 _QUOTED_HEADER = _HEADER.replace("'", "\\x27").replace("\n", "\\n")
 #: What ansible-core itself evaluates, in every version.
-TEMPLATES: Dict[str, str] = {
+TEMPLATES: dict[str, str] = {
     "variable": "{{ ACTION }}",
     "variable without blanks": "{{ACTION}}",
     "whitespace control": "a {{- ACTION -}} b",
@@ -24,7 +22,7 @@ TEMPLATES: Dict[str, str] = {
     "header with statements": "#jinja2:block_start_string:'<<',block_end_string:'>>'\n<< if ACTION >><< endif >>",
 }
 #: What is evaluated by some versions, or once it has lost its beginning.
-RARE: Dict[str, str] = {
+RARE: dict[str, str] = {
     "line statements": "#jinja2: line_statement_prefix:'%%', comment_start_string:'!!'\n%% if ACTION\n%% endif\n!!",
     "header after blanks": f" \t{_HEADER}",
     "header after a newline": f"\n{_HEADER}",
@@ -35,7 +33,7 @@ RARE: Dict[str, str] = {
     "vault": "$ANSIBLE_VAULT;1.1;AES256\n3134",
 }
 #: What ansible-rulebook takes for a literal of Python, which is a template.
-LITERALS: Dict[str, str] = {
+LITERALS: dict[str, str] = {
     "hexadecimal": r"'\x7b\x7b ACTION \x7d\x7d'",
     "octal": r"'\173\173 ACTION \175\175'",
     "16 bits": r"'\u007b\u007b ACTION \u007d\u007d'",

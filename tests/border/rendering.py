@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Dict
+from typing import Any
 
 import jinja2
 import yaml
 from jinja2.nativetypes import NativeEnvironment
 
 
-def rendered(value: str, context: Dict[str, Any]) -> Any:
+def rendered(value: str, context: dict[str, Any]) -> Any:
     """Return a value with its variables substituted."""
     try:
         from ansible_rulebook.util import substitute_variables
@@ -37,7 +37,7 @@ def safely(value: str, text: str) -> Any:
         return "not rendered: vault"
 
 
-def task(found: Any) -> Dict[str, Any]:
+def task(found: Any) -> dict[str, Any]:
     """Return a task of the playbook that ansible-rulebook writes."""
     return {"name": "Module wrapper", "ansible.builtin.debug": {"msg": found}}
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Mapping, Sequence
+from typing import Mapping, Sequence
 
 HOME = Path(__file__).resolve().parent
 
@@ -35,13 +35,13 @@ class Run:
     only_full: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def words(self, full: bool) -> List[str]:
+    def words(self, full: bool) -> list[str]:
         """Return the command line."""
         cases = [] if full and self.grows else self.cases()
         guest = [*self.guest.split(), "--"] if self.guest else []
         return [str(HOME / "lab"), *guest, "run", *self.options.split(), *cases]
 
-    def cases(self) -> List[str]:
+    def cases(self) -> list[str]:
         """Return the options that choose the cases of the suite."""
         return ["--suite", self.suite]
 
@@ -49,7 +49,7 @@ class Run:
 class Corrected(Run):
     """A run of the cases in which corrected behaviour differs in ipvs mode."""
 
-    def cases(self) -> List[str]:
+    def cases(self) -> list[str]:
         """Return the options that choose the cases with a file of corrections."""
         found = sorted(path.parent.name for path in HOME.glob("cases*/*/corrected-ipvs.json"))
         return [word for name in found for word in ("--cases", name)]
@@ -64,7 +64,7 @@ DEBIAN_13 = "qemu --debian 13 --jobs 2"
 FILTER_IPTABLES = {"LAB_IPVS_FILTER_BACKEND": "iptables"}
 FILTER_NFTABLES = {"LAB_IPVS_FILTER_BACKEND": "nftables"}
 
-RUNS: Dict[str, Sequence[Run]] = {
+RUNS: dict[str, Sequence[Run]] = {
     "here": (
         Run("areas", NFT),
         Run("twins", f"{NFT} --families dual"),

@@ -9,7 +9,7 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Optional, Sequence
 
 from tests.conftest import ROOT
 from tests.monitoring import dashboard
@@ -23,7 +23,7 @@ PICTURE = Path("docs/demo.svg")
 SECTIONS = {"Preview": 24, "The same again": 9, "Who answers, through lab-ipvs": 9, "Drift": 12, "Result": 9}
 
 
-def generated(root: Path = ROOT) -> Dict[Path, str]:
+def generated(root: Path = ROOT) -> dict[Path, str]:
     """Return the expected content of every generated file, by its path from the top."""
     from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import KUBE_PROXY_RELEASE
 
@@ -39,7 +39,7 @@ def generated(root: Path = ROOT) -> Dict[Path, str]:
     return files
 
 
-def stale(root: Path = ROOT) -> List[str]:
+def stale(root: Path = ROOT) -> list[str]:
     """Return the paths of generated files that are missing or differ, and of pages of modules that no longer exist."""
     files = generated(root)
     wrong = [

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 import yaml
 
@@ -32,7 +32,7 @@ def _yaml(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def roles(root: Path = ROOT) -> List[Role]:
+def roles(root: Path = ROOT) -> list[Role]:
     """Return all roles in alphabetical order."""
     found = []
     for directory in sorted((root / "roles").iterdir()):
@@ -45,22 +45,22 @@ def roles(root: Path = ROOT) -> List[Role]:
     return found
 
 
-def module_names(root: Path = ROOT) -> List[str]:
+def module_names(root: Path = ROOT) -> list[str]:
     """Return the names of the modules, without the collection's name."""
     return sorted(path.stem for path in (root / "plugins" / "modules").glob("*.py"))
 
 
-def inventory_names(root: Path = ROOT) -> List[str]:
+def inventory_names(root: Path = ROOT) -> list[str]:
     """Return the names of the inventory plugins, without the collection's name."""
     return sorted(path.stem for path in (root / "plugins" / "inventory").glob("*.py"))
 
 
-def playbook_names(root: Path = ROOT) -> List[str]:
+def playbook_names(root: Path = ROOT) -> list[str]:
     """Return the names of the playbooks, without the collection's name."""
     return sorted(path.stem for path in (root / "playbooks").glob("*.yml"))
 
 
-def runtime(root: Path = ROOT) -> Dict[str, Any]:
+def runtime(root: Path = ROOT) -> dict[str, Any]:
     """Return the content of meta/runtime.yml."""
     content = _yaml(root / "meta" / "runtime.yml")
     assert isinstance(content, dict)
@@ -75,17 +75,17 @@ def _collections_path(root: Path) -> Path:
     return root / "collections"
 
 
-def modules(root: Path = ROOT) -> Dict[str, Dict[str, Any]]:
+def modules(root: Path = ROOT) -> dict[str, dict[str, Any]]:
     """Return ansible-doc's output for each module (keys doc, examples, return), with shared fragments."""
     return _documented("module", module_names(root), root)
 
 
-def inventories(root: Path = ROOT) -> Dict[str, Dict[str, Any]]:
+def inventories(root: Path = ROOT) -> dict[str, dict[str, Any]]:
     """Return ansible-doc's output for each inventory plugin, with shared fragments."""
     return _documented("inventory", inventory_names(root), root)
 
 
-def _documented(kind: str, own_names: List[str], root: Path) -> Dict[str, Dict[str, Any]]:
+def _documented(kind: str, own_names: list[str], root: Path) -> dict[str, dict[str, Any]]:
     names = [f"{NAME}.{name}" for name in own_names]
     environment = {
         **os.environ,
@@ -97,7 +97,7 @@ def _documented(kind: str, own_names: List[str], root: Path) -> Dict[str, Dict[s
     done = subprocess.run(argv, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"ansible-doc ended with status {done.returncode}: {done.stderr.strip()}")
-    found: Dict[str, Dict[str, Any]] = json.loads(done.stdout)
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
     missing = [name for name in names if name not in found]
     if missing:
         raise RuntimeError(f"ansible-doc does not know {', '.join(missing)}: {done.stderr.strip()}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
-from typing import FrozenSet, List, NamedTuple
+from typing import NamedTuple
 
 from tests.conftest import ROOT
 
@@ -89,20 +89,20 @@ class Block(NamedTuple):
 
 
 @functools.cache
-def known_programs() -> FrozenSet[str]:
+def known_programs() -> frozenset[str]:
     """Return the words that begin a command."""
     lines = (ROOT / ".ci" / "programs").read_text(encoding="ascii").splitlines()
     return frozenset((*PROGRAMS, *(line.split()[0] for line in lines if line and not line.startswith("#"))))
 
 
-def blocks(page: Path) -> List[Block]:
+def blocks(page: Path) -> list[Block]:
     """Return the indented blocks of a page, without continued paragraphs of a list.
 
     In reStructuredText, each command has a prompt; it is not a part of the text.
     """
     prompt = _PROMPT if page.suffix == ".rst" else ""
-    found: List[Block] = []
-    current: List[str] = []
+    found: list[Block] = []
+    current: list[str] = []
     start, in_list = 0, False
     for number, line in enumerate([*page.read_text(encoding="utf-8").splitlines(), "end"], 1):
         if line.startswith(_INDENT) and not in_list:
@@ -119,12 +119,12 @@ def blocks(page: Path) -> List[Block]:
     return found
 
 
-def command_blocks(page: Path) -> List[Block]:
+def command_blocks(page: Path) -> list[Block]:
     """Return the blocks of a page that consist of shell commands."""
     return [block for block in blocks(page) if block.is_commands]
 
 
-def pages() -> List[Path]:
+def pages() -> list[Path]:
     """Return the pages that are written by hand and have blocks, README.md first."""
     patterns = (
         "docs/*.md",
@@ -138,12 +138,12 @@ def pages() -> List[Path]:
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *found]
 
 
-def playbook_blocks() -> List[Block]:
+def playbook_blocks() -> list[Block]:
     """Return all playbooks of these pages."""
     return [block for page in pages() for block in blocks(page) if block.is_playbook]
 
 
-def pages_with_commands() -> List[Path]:
+def pages_with_commands() -> list[Path]:
     """Return the pages with commands that a shell can run, README.md first."""
     return [page for page in pages() if any(not block.why_not_run for block in command_blocks(page))]
 

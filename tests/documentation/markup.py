@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Iterable, List, Union
+from typing import Any, Iterable, Union
 
 from .collection import NAME
 
@@ -43,7 +43,7 @@ def markdown(text: str, above: str = "") -> str:
 
 def cell(text: Union[str, Iterable[str], None], above: str = "") -> str:
     """Return one or several sentences as a table cell."""
-    parts: List[str] = [text] if isinstance(text, str) else list(text or ())
+    parts: list[str] = [text] if isinstance(text, str) else list(text or ())
     return " ".join(markdown(part.strip(), above) for part in parts).replace("|", "\\|").replace("\n", " ")
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Iterator, Mapping
 
 from .collection import NAME
 from .markup import cell, markdown, value
@@ -13,7 +13,7 @@ from .markup import cell, markdown, value
 ABOVE = "../"
 
 
-def _rows(options: Mapping[str, Any], nested: str, prefix: str = "") -> Iterator[Tuple[str, Mapping[str, Any]]]:
+def _rows(options: Mapping[str, Any], nested: str, prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield options or return values with their paths, each followed by those nested in it."""
     for name, option in options.items():
         yield prefix + name, option
@@ -28,7 +28,7 @@ def _kind(option: Mapping[str, Any]) -> str:
 
 
 def _option(path: str, option: Mapping[str, Any]) -> str:
-    notes: List[str] = []
+    notes: list[str] = []
     if option.get("required"):
         notes.append("**required**")
     if option.get("default") is not None:
@@ -47,7 +47,7 @@ def _returned(path: str, item: Mapping[str, Any]) -> str:
     return f"| `{path}` | {_kind(item)} | {cell(item.get('description'), ABOVE)}{sample} | {returned} |"
 
 
-def _sentences(texts: Any) -> List[str]:
+def _sentences(texts: Any) -> list[str]:
     return [markdown(text, ABOVE) for text in ([texts] if isinstance(texts, str) else texts or [])]
 
 
@@ -93,7 +93,7 @@ def index(modules: Mapping[str, Mapping[str, Any]], inventories: Mapping[str, Ma
     return "\n".join(lines) + "\n"
 
 
-def pages(modules: Mapping[str, Mapping[str, Any]], inventories: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
+def pages(modules: Mapping[str, Mapping[str, Any]], inventories: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return all pages by their path below docs."""
     found = {f"modules/{name}.md": page(name, documentation) for name, documentation in modules.items()}
     for name, documentation in inventories.items():

@@ -8,14 +8,14 @@ tests/unit/documentation/test_playbook_variables.py compares them with the playb
 
 from __future__ import annotations
 
-from typing import NamedTuple, Tuple
+from typing import NamedTuple
 
 
 class PlaybookVariable(NamedTuple):
     """A variable; ``default`` is its default as text, or empty if there is none, in words unless it is ``literal``."""
 
     name: str
-    playbooks: Tuple[str, ...]
+    playbooks: tuple[str, ...]
     default: str
     text: str
     literal: bool = True

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any, Dict, Iterator, List, Mapping
+from typing import Any, Iterator, Mapping
 
 from tests.conftest import ROOT
 from tests.documentation import collection
@@ -21,7 +21,7 @@ from tests.monitoring.expressions import exported, exported_on_request
 PAGE = ROOT / "tests" / "documentation" / "public-surface.txt"
 
 
-def public_names() -> List[str]:
+def public_names() -> list[str]:
     """Return a line for each public name: what it is, its owner if it has one, and the name."""
     return sorted({*_plugins(), *_roles(), *_playbooks(), *_configuration(), *_commands(), *_telemetry()})
 
@@ -32,7 +32,7 @@ def page() -> str:
 
 
 def _plugins() -> Iterator[str]:
-    documented: Dict[str, Mapping[str, Any]] = {
+    documented: dict[str, Mapping[str, Any]] = {
         **{f"module {name}": item for name, item in collection.modules().items()},
         **{f"inventory plugin {name}": item for name, item in collection.inventories().items()},
     }

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import List, Mapping, Sequence
+from typing import Mapping, Sequence
 from xml.sax.saxutils import escape
 
 CHARACTER = 7.8
@@ -30,7 +30,7 @@ def _colour(line: str) -> str:
     return "text"
 
 
-def fold(lines: Sequence[str], width: int = WIDTH) -> List[str]:
+def fold(lines: Sequence[str], width: int = WIDTH) -> list[str]:
     """Cut lines to at most ``width`` characters, ending in an ellipsis."""
     return [line if len(line) <= width else line[: width - 1] + "\u2026" for line in lines]
 
@@ -57,9 +57,9 @@ def picture(text: str, title: str) -> str:
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
-def shorten(lines: Sequence[str]) -> List[str]:
+def shorten(lines: Sequence[str]) -> list[str]:
     """Remove what says nothing about nodes: blank lines, messages about included files, how long the machine took."""
-    kept: List[str] = []
+    kept: list[str] = []
     for line in lines:
         if line.startswith("included: "):
             if kept and kept[-1].startswith("TASK ["):
@@ -71,7 +71,7 @@ def shorten(lines: Sequence[str]) -> List[str]:
 
 def excerpt(text: str, headings: Mapping[str, int]) -> str:
     """Return the sections of a recording whose heading begins with one of ``headings``, cut to a number of lines."""
-    kept: List[str] = []
+    kept: list[str] = []
     for section in re.split(r"\n(?==== )", "\n" + text.strip("\n")):
         lines = shorten(section.split("\n"))
         if not lines:

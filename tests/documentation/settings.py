@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping
+from typing import TYPE_CHECKING, Any, Mapping
 
 if TYPE_CHECKING:
     from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.field import Field
@@ -67,7 +67,7 @@ def gates() -> str:
     """Return the table of all feature gates."""
     from ansible_collections.kubenode.proxy.plugins.module_utils.configuration import feature_gates, gate_table
 
-    lines: List[str] = ["| Gate | Default | Effect here |", "|---|---|---|"]
+    lines: list[str] = ["| Gate | Default | Effect here |", "|---|---|---|"]
     for name, gate in gate_table.GATES.items():
         default = ("on" if gate.default else "off") + (", locked" if gate.locked else "")
         effect = feature_gates.EFFECTS.get(name) or ("always on" if gate.locked else "none")
@@ -88,7 +88,7 @@ def metrics(*tables: Any) -> str:
     return "\n".join(lines)
 
 
-def pages(root: Path) -> Dict[Path, str]:
+def pages(root: Path) -> dict[Path, str]:
     """Return the pages with their tables replaced. Raises ValueError if the placeholder of one is missing."""
     from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry import metric_tables
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import uuid
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
+from typing import Sequence
 
 from tests.conftest import ROOT
 
@@ -20,7 +20,7 @@ class Shell:
     ``enter`` is the beginning of a command line that runs it elsewhere, in a network namespace for example.
     """
 
-    def __init__(self, directory: Path, environment: Dict[str, str], enter: Sequence[str] = ()) -> None:
+    def __init__(self, directory: Path, environment: dict[str, str], enter: Sequence[str] = ()) -> None:
         self.directory = directory
         self.process = subprocess.Popen(
             [*enter, "bash", "--norc", "--noprofile"],
@@ -32,7 +32,7 @@ class Shell:
             text=True,
         )
 
-    def type(self, text: str, before: str = "") -> Tuple[int, str]:
+    def type(self, text: str, before: str = "") -> tuple[int, str]:
         """Run the lines up to the first that fails; return its status (0 if none failed) and the output."""
         mark = f"== {uuid.uuid4()}"
         # Run in the shell itself, since a later block uses what an earlier one has exported.
@@ -41,7 +41,7 @@ class Shell:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{script}\nprintf '\\n%s %s\\n' '{mark}' $?\n")
         self.process.stdin.flush()
-        printed: List[str] = []
+        printed: list[str] = []
         for line in self.process.stdout:
             if line.startswith(mark):
                 return int(line.split()[-1]), "".join(printed)

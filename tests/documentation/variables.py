@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Iterator, Mapping, Sequence
 
 from .collection import NAME, Role
 from .markup import cell, value
 from .playbook_variables import VARIABLES, PlaybookVariable
 
 
-def _flat(options: Mapping[str, Any], prefix: str = "") -> Iterator[Tuple[str, Mapping[str, Any]]]:
+def _flat(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, option in options.items():
         yield prefix + name, option
         brackets = "[]" if option.get("type") == "list" else ""
@@ -32,9 +32,9 @@ def _row(path: str, option: Mapping[str, Any]) -> str:
     return f"| `{path}` | {kind} | {default} | {text} |"
 
 
-def _role(role: Role) -> List[str]:
+def _role(role: Role) -> list[str]:
     lines = ["", f"## Role [`{NAME}.{role.name}`](../roles/{role.name}/README.md)"]
-    shown: Dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     for entry_point, specification in role.entry_points.items():
         options = specification.get("options") or {}
         lines += ["", f"{specification['short_description']}"]

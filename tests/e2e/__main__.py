@@ -12,7 +12,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, List, NamedTuple, Sequence, Union
+from typing import Callable, NamedTuple, Sequence, Union
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.modules import present_modules
 from tests.lab.namespaces import ROOT
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
 
 _MODES = ("nftables", "iptables", "ipvs")
-RUNS: Dict[str, Run] = {
+RUNS: dict[str, Run] = {
     **{mode: Run(Project, mode) for mode in _MODES},
     **{f"kube-proxy-{mode}": Run(KubeProxy, mode) for mode in _MODES},
     "network-policy": Run(partial(Project, network_policy=True), "nftables", NETWORK_POLICIES),
@@ -56,11 +56,11 @@ _DEFAULT = (*_MODES, "network-policy", NEW_NODE, "kube-proxy-nftables", FIRST_DA
 class Outcome(NamedTuple):
     """The results of the runs of the suite by their names, and the steps of the first day."""
 
-    suite: Dict[str, Results]
-    day: List[Row]
+    suite: dict[str, Results]
+    day: list[Row]
 
 
-def chosen_runs(names: Sequence[str], ipvs: bool) -> List[str]:
+def chosen_runs(names: Sequence[str], ipvs: bool) -> list[str]:
     """Return these runs; by default each mode that the kernel has, kube-proxy as the control, and the first day.
 
     ``ipvs``: whether the kernel has IPVS. Raises LabError if a run by name needs a missing feature.

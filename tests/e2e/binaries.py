@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Dict, NamedTuple
+from typing import NamedTuple
 
 from tests.lab.system import LabError, run
 
@@ -38,7 +38,7 @@ class Binaries(NamedTuple):
         """Return the path of a program."""
         return str(self.directory / name)
 
-    def versions(self) -> Dict[str, str]:
+    def versions(self) -> dict[str, str]:
         """Return the versions of kube-apiserver, kubelet, kube-proxy and etcd."""
         names = ("kube-apiserver", "kubelet", "kube-proxy")
         found = {name: run([self.path(name), "--version"]).split()[-1] for name in names}

@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
-from typing import List
 
 from tests.systemd.node import remove_left_over
 
@@ -28,7 +27,7 @@ class Cluster:
 
     def __init__(self, binaries: Binaries, scratch: Path, logs: Path) -> None:
         self.binaries = binaries
-        self.nodes: List[KubernetesNode] = []
+        self.nodes: list[KubernetesNode] = []
         self._logs = logs
         self._closing = contextlib.ExitStack()
         remove_left_over()

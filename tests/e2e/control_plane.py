@@ -15,7 +15,7 @@ import sys
 import urllib.parse
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Sequence
 
 from tests.apiserver.tls import make_certificates, make_client_certificate, write_kubeconfig
 from tests.lab.background import Background
@@ -37,7 +37,7 @@ _USERS = {
 }
 
 
-def _user_of(node: str) -> Dict[str, tuple[str, str]]:
+def _user_of(node: str) -> dict[str, tuple[str, str]]:
     return {node: (f"system:node:{node}", "system:nodes")}
 
 
@@ -72,7 +72,7 @@ class ControlPlane:
             self.close()
             raise
 
-    def enter(self) -> List[str]:
+    def enter(self) -> list[str]:
         """Return the beginning of a command line that runs beside the control plane."""
         return self.namespaces.enter(ROOT)
 
@@ -88,7 +88,7 @@ class ControlPlane:
             raise LabError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
 
-    def create(self, items: Sequence[Dict[str, Any]]) -> None:
+    def create(self, items: Sequence[dict[str, Any]]) -> None:
         """Create objects. They are not compared with the server's schema, which some builds of it do not have."""
         listed = {"apiVersion": "v1", "kind": "List", "items": list(items)}
         self.kubectl("create", "--validate=false", "--filename=-", text=json.dumps(listed))
@@ -214,12 +214,12 @@ class ControlPlane:
             command += ["--listen", address]
         self._closing.callback(Background(command, log=self._logs / "dns.log").close)
         labels = {"kubernetes.io/service-name": "kube-dns"}
-        ports: List[Dict[str, Any]] = [
+        ports: list[dict[str, Any]] = [
             {"name": "dns", "protocol": "UDP", "port": 53},
             {"name": "dns-tcp", "protocol": "TCP", "port": 53},
         ]
         spec = {"clusterIP": DNS[0], "clusterIPs": list(DNS), "ipFamilyPolicy": "RequireDualStack", "ports": ports}
-        items: List[Dict[str, Any]] = [
+        items: list[dict[str, Any]] = [
             {
                 "apiVersion": "v1",
                 "kind": "Service",

@@ -18,7 +18,7 @@ import struct
 import sys
 import threading
 import urllib.parse
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.client import ApiClient
@@ -43,7 +43,7 @@ class Found(NamedTuple):
     """What a name resolves to: addresses, targets (name and port) of SRV records, or another name."""
 
     addresses: Sequence[str] = ()
-    targets: Sequence[Tuple[str, int]] = ()
+    targets: Sequence[tuple[str, int]] = ()
     alias: str = ""
 
 
@@ -59,7 +59,7 @@ def _record(name: str, kind: int, data: bytes) -> bytes:
     return _encode_name(name) + struct.pack("!HHIH", kind, _INTERNET, _TTL_SECONDS, len(data)) + data
 
 
-def _question(query: bytes) -> Tuple[str, int, int]:
+def _question(query: bytes) -> tuple[str, int, int]:
     """Return name, type and end of the first question. Raises ValueError."""
     labels, place = [], _HEADER.size
     while True:
@@ -76,7 +76,7 @@ def _question(query: bytes) -> Tuple[str, int, int]:
     return ".".join(labels), int(struct.unpack_from("!H", query, place)[0]), place + 4
 
 
-def _records(name: str, kind: int, lookup: Lookup) -> Optional[List[bytes]]:
+def _records(name: str, kind: int, lookup: Lookup) -> Optional[list[bytes]]:
     """Return the records of a name, with those of the name it is an alias of; None if there is no such name."""
     found = lookup(name.lower())
     if found is None:
@@ -126,7 +126,7 @@ def answer(query: bytes, lookup: Lookup, longest: int = 65535) -> bytes:
 class Services:
     """Looks up names of Services at the API server. Its :meth:`find` may be called by several threads."""
 
-    def __init__(self, get: Callable[[str], Optional[Dict[str, Any]]], domain: str) -> None:
+    def __init__(self, get: Callable[[str], Optional[dict[str, Any]]], domain: str) -> None:
         self._get = get
         self._suffix = f".svc.{domain}"
 
@@ -153,8 +153,8 @@ class Services:
     def _headless(self, namespace: str, service: str, first: Sequence[str], unready: bool) -> Optional[Found]:
         selector = urllib.parse.quote(f"kubernetes.io/service-name={service}", safe="")
         path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices?labelSelector={selector}"
-        addresses: List[str] = []
-        targets: List[Tuple[str, int]] = []
+        addresses: list[str] = []
+        targets: list[tuple[str, int]] = []
         for item in (self._get(path) or {"items": []})["items"]:
             ports = [port["port"] for port in item.get("ports") or () if len(first) == 2 and _is_port(port, first)]
             for endpoint in item.get("endpoints") or ():
@@ -169,7 +169,7 @@ class Services:
         return Found(addresses=() if len(first) == 2 else addresses, targets=targets)
 
 
-def _is_port(port: Dict[str, Any], labels: Sequence[str]) -> bool:
+def _is_port(port: dict[str, Any], labels: Sequence[str]) -> bool:
     """Whether the labels ``_NAME._PROTOCOL`` name this port of a Service or an EndpointSlice."""
     return [f"_{port.get('name') or ''}", f"_{port.get('protocol', 'TCP').lower()}"] == list(labels)
 
@@ -181,7 +181,7 @@ class Reader:
         self._client = ApiClient(ApiConnection(kubeconfig=kubeconfig))
         self._lock = threading.Lock()
 
-    def get(self, path: str) -> Optional[Dict[str, Any]]:
+    def get(self, path: str) -> Optional[dict[str, Any]]:
         """Return an object or a list; None if it does not exist. Raises ApiError."""
         with self._lock:
             try:

@@ -16,7 +16,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from tests.documentation.commands import blocks, command_blocks, installation_of_ansible, inventory_of_readme
 from tests.documentation.shell import Shell, copy_clone
@@ -158,7 +158,7 @@ class Operator:
     def __init__(self, cluster: Cluster, scratch: Path, log: Path) -> None:
         self._cluster = cluster
         self._log = log
-        self._variables: Dict[str, Any] = {}
+        self._variables: dict[str, Any] = {}
         home, self._clone, programs = (scratch / name for name in ("home", "clone", "bin"))
         for directory in (home / ".kube", self._clone, programs, home / "keys"):
             directory.mkdir(parents=True)
@@ -229,12 +229,12 @@ class Operator:
         self.shell.close()
 
 
-def run_first_day(cluster: Cluster, output: Path, steps: Sequence[Step] = STEPS) -> List[Row]:
+def run_first_day(cluster: Cluster, output: Path, steps: Sequence[Step] = STEPS) -> list[Row]:
     """Run the steps up to the first that fails. ``output`` gets what the commands print, and the lost requests."""
     image = image_of(_IMAGE, cluster.images)
     log = output / "commands.log"
     log.unlink(missing_ok=True)
-    rows: List[Row] = []
+    rows: list[Row] = []
     with contextlib.ExitStack() as closing:
         # The path of an ssh control socket must be short.
         scratch = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix=f"fd{os.getpid()}")))
@@ -259,7 +259,7 @@ def run_first_day(cluster: Cluster, output: Path, steps: Sequence[Step] = STEPS)
     return rows
 
 
-def table(rows: Sequence[Row]) -> List[str]:
+def table(rows: Sequence[Row]) -> list[str]:
     """Return the lines of a table with one row for each step."""
     lines = ["| step | seconds | requests | lost |", "|---|---|---|---|"]
     return lines + [f"| {row.name} | {row.seconds:.0f} | {row.requests} | {row.lost} |" for row in rows]

@@ -17,7 +17,7 @@ import os
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Sequence
 
 from tests.apiserver.tls import make_certificates
 from tests.lab.stock_kernel import SUITES
@@ -34,19 +34,19 @@ PACKAGES = (
     *("conntrack", "openssl", "ca-certificates", "python3"),
 )
 #: What a container of an image starts, by the last part of the image's name.
-ENTRYPOINTS: Dict[str, Sequence[str]] = {
+ENTRYPOINTS: dict[str, Sequence[str]] = {
     "agnhost": ("/agnhost",),
     "busybox": (),
     "distroless-iptables": (),
     "pause": ("/agnhost", "pause"),
     "regression-issue-74839": ("/regression-issue-74839",),
 }
-COMMANDS: Dict[str, Sequence[str]] = {"agnhost": ("pause",), "busybox": ("sh",)}
+COMMANDS: dict[str, Sequence[str]] = {"agnhost": ("pause",), "busybox": ("sh",)}
 _PROGRAMS = ("agnhost", "regression-issue-74839")
 _HOOK = 'rm -rf "$1"/usr/share/doc "$1"/usr/share/man "$1"/usr/share/locale "$1"/var/lib/apt/lists/*'
 
 
-def image_names(binaries: Binaries) -> List[str]:
+def image_names(binaries: Binaries) -> list[str]:
     """Return the names of the images that the suite can pull and that :data:`ENTRYPOINTS` has.
 
     Without the suite, they have names of this machine.

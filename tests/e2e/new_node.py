@@ -9,7 +9,7 @@ import contextlib
 import json
 import threading
 import time
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator
 
 from tests.lab.system import LabError
 from tests.waiting import wait_for
@@ -26,7 +26,7 @@ TAINT = "kubenode.proxy/not-ready"
 _SECONDS_WITHOUT_AGENT = 15.0
 
 
-def _objects(image: str) -> List[Dict[str, Any]]:
+def _objects(image: str) -> list[dict[str, Any]]:
     """Return a DaemonSet that nobody may connect to."""
     labels = {"app": _NAME}
     container = {"name": _NAME, "image": image, "args": ["netexec", f"--http-port={_PORT}"]}
@@ -59,7 +59,7 @@ class Watcher:
 
     def __init__(self, cluster: Cluster, node: KubernetesNode) -> None:
         self.ready = self.bound = 0.0
-        self.answers: List[str] = []
+        self.answers: list[str] = []
         self.probes = 0
         self._cluster = cluster
         self._node = node
@@ -76,7 +76,7 @@ class Watcher:
             self._stop.set()
             self._thread.join()
 
-    def pods(self) -> List[Dict[str, Any]]:
+    def pods(self) -> list[dict[str, Any]]:
         """Return the pods of the DaemonSet that are bound to the node."""
         only = f"--field-selector=spec.nodeName={self._node.name}"
         text = self._cluster.control.kubectl("get", "pods", f"--namespace={_NAMESPACE}", only, "--output=json")

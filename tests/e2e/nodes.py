@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 from tests.lab.node import AUTHORIZED_KEYS
 from tests.systemd.node import Node
@@ -141,7 +141,7 @@ class KubernetesNode(Node):
 
     def _start_containerd(self, pause: str) -> None:
         networks = [[{"subnet": network}] for network in pod_networks(self.number)]
-        bridge: Dict[str, Any] = {
+        bridge: dict[str, Any] = {
             "type": "bridge",
             "bridge": "cni0",
             "isGateway": True,
@@ -156,7 +156,7 @@ class KubernetesNode(Node):
         self.run("ctr", "--namespace", "k8s.io", "images", "import", f"{IMAGES}/{self._images.name}")
 
     @staticmethod
-    def _kubelet() -> Dict[str, Any]:
+    def _kubelet() -> dict[str, Any]:
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any, Dict, List, Sequence
+from typing import Any, Sequence
 
 from tests.systemd.agent import wait_for_activity
 from tests.systemd.node import run_playbook
@@ -25,7 +25,7 @@ RestartSec=2
 """
 
 
-def configuration(mode: str) -> Dict[str, Any]:
+def configuration(mode: str) -> dict[str, Any]:
     """Return the KubeProxyConfiguration of a mode. The size of the connection table is the machine's, and is kept."""
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -125,7 +125,7 @@ users:
 """
 
 
-def kubeadm_objects(mode: str, image: str) -> List[Dict[str, Any]]:
+def kubeadm_objects(mode: str, image: str) -> list[dict[str, Any]]:
     """Return kube-proxy as kubeadm installs it: an account, a ConfigMap with its configuration, and a DaemonSet.
 
     The image has what kube-proxy needs; the program itself is the nodes'.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Dict, List, Mapping, NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 #: States of a spec in ginkgo's report that count as a failure; the others are passed, skipped and pending.
 _FAILED = {"failed", "panicked", "aborted", "timedout", "interrupted"}
@@ -27,9 +27,9 @@ class Result(NamedTuple):
 Results = Mapping[str, Result]
 
 
-def read_report(path: Path) -> Dict[str, Result]:
+def read_report(path: Path) -> dict[str, Result]:
     """Return the results in a JSON report of ginkgo, without specs that were not chosen."""
-    found: Dict[str, Result] = {}
+    found: dict[str, Result] = {}
     for suite in json.loads(path.read_text(encoding="utf-8")):
         for spec in suite["SpecReports"] or ():
             if spec["LeafNodeType"] != "It":
@@ -47,7 +47,7 @@ def _count(results: Results, state: str) -> int:
     return sum(result.state == state for result in results.values())
 
 
-def summary(runs: Mapping[str, Results]) -> List[str]:
+def summary(runs: Mapping[str, Results]) -> list[str]:
     """Return the lines of a table with one row for each run."""
     lines = ["| on the nodes | passed | failed | skipped by the suite |", "|---|---|---|---|"]
     for name, results in runs.items():
@@ -57,7 +57,7 @@ def summary(runs: Mapping[str, Results]) -> List[str]:
     return lines
 
 
-def failures(runs: Mapping[str, Results]) -> List[str]:
+def failures(runs: Mapping[str, Results]) -> list[str]:
     """Return a line for each spec that has failed in a run."""
     return [
         f"{name}: {spec}: {result.why}"
@@ -67,7 +67,7 @@ def failures(runs: Mapping[str, Results]) -> List[str]:
     ]
 
 
-def details(runs: Mapping[str, Results]) -> List[str]:
+def details(runs: Mapping[str, Results]) -> list[str]:
     """Return the lines of a table with one row for each spec and one column for each run."""
     lines = [f"| spec | {' | '.join(runs)} |", "|---" * (len(runs) + 1) + "|"]
     for spec in sorted({spec for results in runs.values() for spec in results}):

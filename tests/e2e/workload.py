@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Sequence
+from typing import Any, Sequence
 
 from tests.lab import system
 from tests.lab.balancer import LoadBalancer, Target
@@ -42,11 +42,11 @@ def _listeners() -> str:
     return json.dumps([Endpoint("", *pair, _TARGET)._asdict() for pair in pairs])
 
 
-def _labels(name: str) -> Dict[str, str]:
+def _labels(name: str) -> dict[str, str]:
     return {"app": name}
 
 
-def _controller(kind: str, name: str, pod: Dict[str, Any], **spec: Any) -> Dict[str, Any]:
+def _controller(kind: str, name: str, pod: dict[str, Any], **spec: Any) -> dict[str, Any]:
     return {
         "apiVersion": "apps/v1",
         "kind": kind,
@@ -59,7 +59,7 @@ def _controller(kind: str, name: str, pod: Dict[str, Any], **spec: Any) -> Dict[
     }
 
 
-def _objects(image: str) -> List[Dict[str, Any]]:
+def _objects(image: str) -> list[dict[str, Any]]:
     # As process 1 the shell ignores SIGTERM, so the pod answers until its grace period ends, like a program that
     # ends in an orderly way: what is lost is the service proxy's.
     container = {
@@ -84,7 +84,7 @@ def _objects(image: str) -> List[Dict[str, Any]]:
     ports = [{"name": word, "protocol": word.upper(), "port": PORT, "targetPort": _TARGET} for word in ("tcp", "udp")]
     dual = {"ipFamilyPolicy": "RequireDualStack"}
 
-    def service(name: str, of: str = NAME, **spec: Any) -> Dict[str, Any]:
+    def service(name: str, of: str = NAME, **spec: Any) -> dict[str, Any]:
         metadata = {"name": name, "namespace": NAMESPACE}
         return {
             "apiVersion": "v1",
@@ -124,7 +124,7 @@ class Workload:
     def __init__(self, control: ControlPlane, nodes: Sequence[KubernetesNode], image: str) -> None:
         self._control = control
         self._nodes = nodes
-        self._balancers: List[LoadBalancer] = []
+        self._balancers: list[LoadBalancer] = []
         control.create(_objects(image))
         status = json.dumps({"status": {"loadBalancer": {"ingress": [{"ip": BALANCED}]}}})
         of_shop = (f"--namespace={NAMESPACE}",)
@@ -155,12 +155,12 @@ class Workload:
             inside.append(f"route add default via {start}1")
         node.run("ip", "-netns", _CLIENT, "-batch", "-", text="\n".join(inside) + "\n")
 
-    def _places(self) -> List[str]:
+    def _places(self) -> list[str]:
         """Return the network namespaces of the client among the pods and of the nodes."""
         first = self._nodes[0].pid
         return [f"/proc/{first}/root/run/netns/{_CLIENT}", *(f"/proc/{node.pid}/ns/net" for node in self._nodes)]
 
-    def _flows(self, *, moving: bool) -> List[Flow]:
+    def _flows(self, *, moving: bool) -> list[Flow]:
         pod, *nodes = self._places()
         flows = [
             Flow(pod, "new", ADDRESSES[0], PORT, 20),

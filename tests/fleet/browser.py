@@ -16,7 +16,7 @@ import tempfile
 import threading
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -63,11 +63,11 @@ class Browser:
 
     def __init__(self, width: int = 1440, height: int = 1000) -> None:
         self.size = (width, height)
-        self.complaints: List[str] = []
-        self.requests: List[str] = []
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
         self._number = 0
         self._session: Optional[str] = None
-        self._messages: Queue[Optional[Dict[str, Any]]] = Queue()
+        self._messages: Queue[Optional[dict[str, Any]]] = Queue()
         self._loaded = False
         self._stack = contextlib.ExitStack()
 
@@ -121,7 +121,7 @@ class Browser:
                     self._messages.put(json.loads(message))
         self._messages.put(None)
 
-    def _next(self) -> Dict[str, Any]:
+    def _next(self) -> dict[str, Any]:
         try:
             message = self._messages.get(timeout=PATIENCE_SECONDS)
         except Empty:
@@ -131,7 +131,7 @@ class Browser:
         self._notice(message)
         return message
 
-    def _notice(self, message: Dict[str, Any]) -> None:
+    def _notice(self, message: dict[str, Any]) -> None:
         method, values = message.get("method"), message.get("params", {})
         if method == "Runtime.exceptionThrown":
             details = values["exceptionDetails"]
@@ -147,11 +147,11 @@ class Browser:
         elif method == "Page.loadEventFired":
             self._loaded = True
 
-    def call(self, method: str, **values: Any) -> Dict[str, Any]:
+    def call(self, method: str, **values: Any) -> dict[str, Any]:
         """Send a command and return its answer. Raises BrowserError."""
         self._number += 1
         number = self._number
-        command: Dict[str, Any] = {"id": number, "method": method, "params": values}
+        command: dict[str, Any] = {"id": number, "method": method, "params": values}
         if self._session:
             command["sessionId"] = self._session
         self._commands.write(json.dumps(command).encode() + b"\0")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.document import (
     About,
@@ -43,12 +43,12 @@ TABLES = {
 CLOCK = 1_782_000_000.0
 
 
-def refused(entries: Sequence[Tuple[str, ...]] = REFUSED) -> List[Dict[str, str]]:
+def refused(entries: Sequence[tuple[str, ...]] = REFUSED) -> list[dict[str, str]]:
     """Return refused objects as service_proxy_info returns them."""
     return [dict(zip(("kind", "namespace", "name", "field", "reason"), entry)) for entry in entries]
 
 
-def healthy(rng: random.Random, name: str) -> Dict[str, Any]:
+def healthy(rng: random.Random, name: str) -> dict[str, Any]:
     """Return the result of service_proxy_info for a healthy node."""
     mode = rng.choices(("nftables", "ipvs", "iptables"), (92, 6, 2))[0]
     kernel, system, _share = rng.choices(KERNELS, [share for _kernel, _system, share in KERNELS])[0]
@@ -93,7 +93,7 @@ def healthy(rng: random.Random, name: str) -> Dict[str, Any]:
     }
 
 
-def drifted(rng: random.Random, result: Dict[str, Any]) -> None:
+def drifted(rng: random.Random, result: dict[str, Any]) -> None:
     """Add the drift that another program's changes would cause."""
     table = rng.choice(TABLES[result["mode"]])
     added, replaced = rng.randrange(1, 40), rng.randrange(0, 12)
@@ -104,7 +104,7 @@ def drifted(rng: random.Random, result: Dict[str, Any]) -> None:
     result["summary"] = f"{table}: {', '.join(words)}"
 
 
-def entry(rng: random.Random, number: int) -> Dict[str, Any]:
+def entry(rng: random.Random, number: int) -> dict[str, Any]:
     """Return a node; most nodes are healthy."""
     name = f"worker-{number:04d}"
     address = f"10.42.{number // 250}.{number % 250 + 1}"
@@ -134,13 +134,13 @@ def entry(rng: random.Random, number: int) -> Dict[str, Any]:
     return {"name": name, "results": [reached, {"skipped": True}, result]}
 
 
-def fleet(number: int = 1000, seed: int = 20) -> List[Dict[str, Any]]:
+def fleet(number: int = 1000, seed: int = 20) -> list[dict[str, Any]]:
     """Return a fleet of that many nodes."""
     rng = random.Random(seed)
     return [entry(rng, place) for place in range(1, number + 1)]
 
 
-def earlier(number: int = 1000) -> Dict[str, Any]:
+def earlier(number: int = 1000) -> dict[str, Any]:
     """Return the document of a report of the same fleet some minutes before, when fewer nodes had drifted."""
     entries = fleet(number)
     for item in entries[: number // 2]:
@@ -148,11 +148,11 @@ def earlier(number: int = 1000) -> Dict[str, Any]:
             result.pop("unreachable", None)
             if result.get("drift"):
                 result.update(drift=False, changes=[], summary="")
-    found: Dict[str, Any] = document(make_report(read_nodes(entries), About(generated=CLOCK - 600.0, engine=ENGINE)))
+    found: dict[str, Any] = document(make_report(read_nodes(entries), About(generated=CLOCK - 600.0, engine=ENGINE)))
     return found
 
 
-def report(entries: List[Dict[str, Any]], previous: Optional[Dict[str, Any]] = None) -> Report:
+def report(entries: list[dict[str, Any]], previous: Optional[dict[str, Any]] = None) -> Report:
     """Return the report of these entries, always with the same time of creation."""
     about = About(generated=CLOCK, collection_version="0.1.0", engine=ENGINE)
     return make_report(read_nodes(entries), about, previous)

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
@@ -75,7 +75,7 @@ class AgentNode:
 
     def __init__(self, scratch: Path, mode: str, variant: str = "", min_sync: str = "10ms", api: bool = True) -> None:
         #: Additional command-line options of the next start.
-        self.options: List[str] = []
+        self.options: list[str] = []
         self.scratch = scratch
         self.mode, _space, filter_backend = mode.partition(" ")
         self.kernel_variant = variant
@@ -88,7 +88,7 @@ class AgentNode:
         self.starts = 0
         self.environment = {**os.environ, "PYTHONPATH": str(ROOT / "plugins")}
         #: A wrapper command and a ``preexec_fn`` that start the agent and its children with fewer privileges.
-        self.prefix: List[str] = []
+        self.prefix: list[str] = []
         self.before_exec: Optional[Callable[[], None]] = None
         if variant:
             self._choose_variant(variant)
@@ -152,7 +152,7 @@ class AgentNode:
             self.api.close()
             self.api = None
 
-    def _command(self, *words: str) -> List[str]:
+    def _command(self, *words: str) -> list[str]:
         return [*self.prefix, sys.executable, "-m", "module_utils.command.cli", *words]
 
     @property
@@ -228,7 +228,7 @@ class AgentNode:
         )
 
     @property
-    def places(self) -> Tuple[str, ...]:
+    def places(self) -> tuple[str, ...]:
         """Return the options for the directories of the agent and of saved states, not those of the host."""
         return ("--state-directory", str(self.scratch / "run"), "--history", str(self.scratch / "history"))
 
@@ -298,7 +298,7 @@ class AgentNode:
 class HastyNode(AgentNode):
     """An agent with short retry delays."""
 
-    def _command(self, *words: str) -> List[str]:
+    def _command(self, *words: str) -> list[str]:
         return [sys.executable, "-c", HASTY, *words]
 
 
@@ -306,7 +306,7 @@ class HastyNode(AgentNode):
 def service_manager(node: AgentNode) -> Iterator[Callable[[], str]]:
     """Receive what the agent sends to the service manager; the result returns all of it so far."""
     path = str(node.scratch / "notify")
-    received: List[str] = []
+    received: list[str] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(path)
         sock.setblocking(False)

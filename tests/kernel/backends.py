@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Iterator, Optional, Sequence
 
 from tests.lab import system
 
@@ -47,7 +47,7 @@ class Backend:
         self.number = number
         self._family = family
         self._hold = hold
-        self._held: List[socket.socket] = []
+        self._held: list[socket.socket] = []
         self._server: Optional[socket.socket] = None
         self.start()
 
@@ -96,7 +96,7 @@ class Backend:
 
 
 @contextlib.contextmanager
-def three_backends(hold: bool = False) -> Iterator[List[Backend]]:
+def three_backends(hold: bool = False) -> Iterator[list[Backend]]:
     """Start three backends, and close them afterwards."""
     servers = [Backend(number, hold) for number in (1, 2, 3)]
     yield servers
@@ -149,7 +149,7 @@ class Routed:
         for parameter in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
             Path(f"/proc/sys/net/{parameter}").write_text("1", encoding="ascii")
 
-    def backends(self, families: Sequence[str] = ("IPv4",)) -> List[Backend]:
+    def backends(self, families: Sequence[str] = ("IPv4",)) -> list[Backend]:
         """Start the backends, which keep connections open."""
         with system.inside(f"/run/netns/{self.servers}"):
             return [Backend(number, hold=True, family=family) for number in (1, 2) for family in families]
@@ -175,7 +175,7 @@ def ask(seconds: float = 2.0) -> str:
         return type(error).__name__
 
 
-def manifests(numbers: Sequence[int] = (1, 2, 3), **annotations: str) -> List[Dict[str, Any]]:
+def manifests(numbers: Sequence[int] = (1, 2, 3), **annotations: str) -> list[dict[str, Any]]:
     """Return the manifests of the Service and its EndpointSlice."""
     return [
         {
@@ -195,7 +195,7 @@ def manifests(numbers: Sequence[int] = (1, 2, 3), **annotations: str) -> List[Di
     ]
 
 
-def write_manifests(directory: Path, objects: Sequence[Dict[str, Any]], name: str = "apiserver.json") -> None:
+def write_manifests(directory: Path, objects: Sequence[dict[str, Any]], name: str = "apiserver.json") -> None:
     """Write manifests to one file."""
     directory.mkdir(exist_ok=True)
     (directory / name).write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))

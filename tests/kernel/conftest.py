@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Iterator, List, Optional
+from typing import Iterator, Optional
 
 import pytest
 
@@ -28,7 +28,7 @@ def pytest_sessionstart() -> None:
         pytest.exit("kernel tests need root: run them with sudo, or run only tests/unit", returncode=2)
 
 
-def _changes() -> List[Optional[int]]:
+def _changes() -> list[Optional[int]]:
     return [path.stat().st_mtime_ns if path.exists() else None for path in OF_THE_HOST]
 
 

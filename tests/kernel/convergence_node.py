@@ -9,7 +9,7 @@ import errno
 import os
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 
@@ -37,7 +37,7 @@ def has_ipvs() -> bool:
     return os.path.exists("/proc/net/ip_vs")
 
 
-def service(name: str, number: int, kind: str = "ClusterIP", protocol: str = "TCP", **spec: Any) -> Dict[str, Any]:
+def service(name: str, number: int, kind: str = "ClusterIP", protocol: str = "TCP", **spec: Any) -> dict[str, Any]:
     """Return a dual-stack Service."""
     port = manifests.port(80, name="main", protocol=protocol)
     if kind != "ClusterIP":
@@ -46,7 +46,7 @@ def service(name: str, number: int, kind: str = "ClusterIP", protocol: str = "TC
     return manifests.service(name, addresses, [port], namespace="shop", type=kind, **spec)
 
 
-def endpoint_slices(name: str, number: int, count: int, protocol: str = "TCP") -> List[Dict[str, Any]]:
+def endpoint_slices(name: str, number: int, count: int, protocol: str = "TCP") -> list[dict[str, Any]]:
     """Return the EndpointSlices of a Service, one of each family."""
     return [
         manifests.endpoint_slice(
@@ -115,7 +115,7 @@ def add_external_rules(preferred: str) -> None:
         run(["ipset", "add", "EXTERNAL", "192.0.2.99"])
 
 
-def rules() -> List[str]:
+def rules() -> list[str]:
     """Return everything in this network namespace that a mode may write to, as the usual tools print it."""
     commands = [[f"{program}-{variant}-save"] for program in ("iptables", "ip6tables") for variant in variants()]
     if has_nftables():
@@ -128,7 +128,7 @@ def rules() -> List[str]:
     return [re.sub(r"^\d+: | initval \w+", "", line) for line in lines if not line.startswith("#")]
 
 
-def everything(directory: Path) -> Tuple[List[Any], ...]:
+def everything(directory: Path) -> tuple[list[Any], ...]:
     """Return everything that a check must not change: rules, kernel parameters, modules, files."""
     values = parameters(re.compile("count|expect"), re.compile("conntrack|vs|conf/(all|lo)"))
     modules = os.listdir("/sys/module")

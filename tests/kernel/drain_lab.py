@@ -16,7 +16,7 @@ import contextlib
 import os
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, Optional
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
 from tests.kernel.agent_node import AgentNode, Object, endpoint_slice, node_object, service
@@ -70,12 +70,12 @@ class DrainedNode:
         with self.inside():
             return self.agent.run("drain", *words, *own, timeout=timeout)
 
-    def health(self, path: str = "/healthz") -> Tuple[int, str]:
+    def health(self, path: str = "/healthz") -> tuple[int, str]:
         """Return status and body of an answer of the agent's own port."""
         with self.inside():
             return answer_of("127.0.0.1", self.agent.health_port, path)
 
-    def service_health(self) -> Tuple[int, str]:
+    def service_health(self) -> tuple[int, str]:
         """Return status and body of the Service's health check node port, as the load balancer sees it."""
         return answer_of(self.address, HEALTH_PORT)
 
@@ -91,8 +91,8 @@ class DrainLab:
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         self._prefix = f"drain{os.getpid()}-"
-        self._names: List[str] = []
-        self.nodes: Dict[int, DrainedNode] = {}
+        self._names: list[str] = []
+        self.nodes: dict[int, DrainedNode] = {}
         self.balancer: Optional[LoadBalancer] = None
         self._forward()
         self._add("client")

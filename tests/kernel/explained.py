@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator
+from typing import Any, Iterator
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.validate import in_mode
@@ -30,7 +30,7 @@ def destinations(state: ClusterState) -> Iterator[Destination]:
                 yield Destination(address, port.port, port.protocol.lower())
 
 
-def explain_everything(request: Request) -> Dict[str, Dict[str, Any]]:
+def explain_everything(request: Request) -> dict[str, dict[str, Any]]:
     """Return the explanation of a flow from outside to each destination, by the text of that."""
     mode = choose_mode(request._replace(check=True)).mode
     configuration = in_mode(request.configuration, mode.name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-from typing import Dict, List, Optional, Pattern
+from typing import Optional, Pattern
 
 from tests.lab.system import run
 
@@ -147,12 +147,12 @@ def has_nftables() -> bool:
     return subprocess.run(["nft", "--check", sample], capture_output=True, check=False).returncode == 0
 
 
-def variants() -> List[str]:
+def variants() -> list[str]:
     """Return the variants of iptables that the kernel supports."""
     return ["legacy", "nft"] if has_nftables() else ["legacy"]
 
 
-def parameters(skipped: Pattern[str], wanted: Optional[Pattern[str]] = None) -> Dict[str, str]:
+def parameters(skipped: Pattern[str], wanted: Optional[Pattern[str]] = None) -> dict[str, str]:
     """Return the values of the kernel parameters of networking, by path.
 
     The patterns are searched in the name and in the path; parameters that cannot be read are not returned.

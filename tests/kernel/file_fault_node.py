@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Dict, Iterator, List, Set, Tuple
+from typing import Iterator
 
 from tests.apiserver.accounts import sign
 from tests.kernel.agent_node import AgentNode, cluster_ip
@@ -68,7 +68,7 @@ class FilesNode(AgentNode):
         assert self.api is not None
         self.api.accounts.has_requests = renews
 
-    def _command(self, *words: str) -> List[str]:
+    def _command(self, *words: str) -> list[str]:
         return [*self.prefix, sys.executable, "-c", SOON, *words]
 
     def serve(self, number: int) -> None:
@@ -76,12 +76,12 @@ class FilesNode(AgentNode):
         self.put_service(number)
         wait_for(lambda: cluster_ip(number) in self.kernel_text(self.kernel_variant), 60.0)
 
-    def written(self) -> Dict[str, Tuple[int, int]]:
+    def written(self) -> dict[str, tuple[int, int]]:
         """Return inode and time of change of the files in the agent's directories."""
         found = [*(self.scratch / "run").iterdir(), *self.scratch.glob("*cache.gz*"), *self.scratch.glob(".*")]
         return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in found if path.is_file()}
 
-    def lines(self, text: str) -> List[str]:
+    def lines(self, text: str) -> list[str]:
         """Return the lines of the agent's log with a text."""
         return [line for line in self.log.splitlines() if text in line]
 
@@ -106,7 +106,7 @@ class FilesNode(AgentNode):
             if self.process is not None:
                 self.inside(f"umount -l {shlex.quote(str(self.scratch))}")
 
-    def faulty(self, kind: str) -> List[str]:
+    def faulty(self, kind: str) -> list[str]:
         """Return the beginning of a command line whose program finds the agent's directory faulty."""
         script = mount_script(kind, self.scratch, f"{self.scratch}.kept")
         return ["sh", "-ec", f'{script}; exec "$@"', "sh"]
@@ -132,7 +132,7 @@ class FilesNode(AgentNode):
         return log
 
 
-def named(trace: Path, below: Path) -> Tuple[Set[str], Set[str]]:
+def named(trace: Path, below: Path) -> tuple[set[str], set[str]]:
     """Return the files that programs have read below a directory, and all that they have written, on disks."""
     read, written = set(), set()
     for call, path, rest in (found.groups() for found in map(_NAMED.match, trace.read_text().splitlines()) if found):

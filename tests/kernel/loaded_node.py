@@ -15,17 +15,14 @@ import shutil
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive import pack
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import (
-    RollbackRequest,
-    rollback,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import RollbackRequest, rollback
 from tests.conformance.wirelab.cases import load_case
 from tests.kernel.agent_node import AgentNode
 from tests.lab import recorded, system
@@ -38,7 +35,7 @@ COUNTERS = re.compile(r"\[\d+:\d+\]")
 IPVS_SYSCTLS = {"conntrack": 1, "expire_nodest_conn": 1, "expire_quiescent_template": 1}
 
 
-def _saved_chains(variant: str) -> List[str]:
+def _saved_chains(variant: str) -> list[str]:
     return [run([f"{family}-{variant}-save"]) for family in ("iptables", "ip6tables")]
 
 
@@ -69,7 +66,7 @@ class UpgradedAgent(AgentNode):
         self.configuration = {**CASE.proxy_configuration(mode, "", None), **addresses}
         self.write_configuration()
 
-    def _command(self, *words: str) -> List[str]:
+    def _command(self, *words: str) -> list[str]:
         return [sys.executable, str(self.scratch / "kubenode-proxy.pyz"), *words]
 
     def install(self, stamp: str) -> None:
@@ -131,7 +128,7 @@ class LoadedNode:
             )
         )
 
-    def programmed(self, mode: str, variant: str) -> List[str]:
+    def programmed(self, mode: str, variant: str) -> list[str]:
         """Return the programmed state as the mode's own tools print it, without counters and sorted."""
         if mode == "nftables":
             return sorted(run(["nft", "-s", "list", "ruleset"]).splitlines())
@@ -141,7 +138,7 @@ class LoadedNode:
         lines = [COUNTERS.sub("", line) for text in texts for line in text.splitlines() if not line.startswith("#")]
         return sorted(re.sub(r" initval 0x\w+", "", line) for line in lines)
 
-    def filter_backends(self) -> List[str]:
+    def filter_backends(self) -> list[str]:
         """Return what the node has of each filter backend: ipsets, chains that match them, tables of nftables."""
         saved = [line for text in _saved_chains("nft") + _saved_chains("legacy") for line in text.splitlines()]
         found = {
@@ -176,7 +173,7 @@ class LoadedNode:
         run(["depmod", release])
 
     @staticmethod
-    def kernel_modules() -> List[str]:
+    def kernel_modules() -> list[str]:
         """Return the names of the modules that are loaded."""
         return [line.split()[0] for line in Path("/proc/modules").read_text(encoding="ascii").splitlines()]
 
@@ -187,7 +184,7 @@ class LoadedNode:
         self._agent.install(stamp)
         self._agent.start()
 
-    def boot_agent(self, disk: str) -> Dict[str, Any]:
+    def boot_agent(self, disk: str) -> dict[str, Any]:
         """Start the agent in ipvs mode with the files of an earlier boot, if there are any; return its status.
 
         ``disk``: the directory that outlives the node. With an earlier boot's files there is no API server.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Set, Tuple
+from typing import Any, Sequence
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
@@ -22,7 +22,7 @@ from tests.lab import manifests
 from tests.lab.background import Background
 from tests.lab.system import run
 
-Flow = Tuple[str, str, int, str]
+Flow = tuple[str, str, int, str]
 NODE_PORT = 30010
 
 
@@ -36,14 +36,14 @@ class Places:
         self.bits, self.program, self.table = (128, "ip6tables", "ip6") if family == "IPv6" else (32, "iptables", "ip")
         #: Words of ip(8) with which an address can be used at once: without duplicate address detection.
         self.at_once = ["nodad"] if family == "IPv6" else []
-        self.flows: List[Flow] = [
+        self.flows: list[Flow] = [
             ("P", address, 80, "tcp"),
             ("N", address, 80, "tcp"),
             ("X", balanced, 80, "tcp"),
             ("X", self.node, NODE_PORT, "tcp"),
         ]
 
-    def served(self, mode: str) -> Dict[Flow, Set[str]]:
+    def served(self, mode: str) -> dict[Flow, set[str]]:
         """Return the outcomes of the flows. In ipvs mode the node itself sends from the Service's address."""
         masqueraded = (False, mode.startswith("ipvs"), True, True)
         return {flow: {":80+M" if changed else ":80"} for flow, changed in zip(self.flows, masqueraded)}
@@ -97,7 +97,7 @@ class Node:
         self.network = network
         self.at = at
         #: The section ``ipvs`` of the configuration.
-        self.ipvs: Dict[str, Any] = {}
+        self.ipvs: dict[str, Any] = {}
         self._directory = directory / "state"
 
     def converge(self, mode: str) -> Report:
@@ -120,7 +120,7 @@ class Node:
         """Remove everything that was programmed."""
         return remove(self._directory)
 
-    def outcomes(self, flows: Sequence[Flow] = ()) -> Dict[Flow, Set[str]]:
+    def outcomes(self, flows: Sequence[Flow] = ()) -> dict[Flow, set[str]]:
         """Return the outcomes of some or all flows, without the endpoint that was chosen at random."""
         chosen = flows or self.at.flows
         found = self.network.outcomes(self.at.family, chosen, tries=4)
@@ -144,7 +144,7 @@ def add(at: Places, neighbour: Neighbour) -> None:
         run(["nft", "-f", "-"], stdin=neighbour.nft)
 
 
-def state() -> List[str]:
+def state() -> list[str]:
     """Return all rules, sets, virtual servers, addresses and devices, without counters and handles."""
     if has_nftables():
         text = run(["nft", "-a", "list", "ruleset"])
@@ -157,7 +157,7 @@ def state() -> List[str]:
     return [*text.splitlines(), *run(["ip", "-o", "address"]).splitlines()]
 
 
-def holds(lines: List[str], wanted: List[str]) -> bool:
+def holds(lines: list[str], wanted: list[str]) -> bool:
     """Return whether lines include all the wanted ones, in order."""
     remaining = iter(lines)
     return all(line in remaining for line in wanted)

@@ -10,7 +10,7 @@ its rules those that a Service's packets meet. Ranges replace ipsets, which not 
 from __future__ import annotations
 
 import re
-from typing import Dict, NamedTuple, Tuple
+from typing import NamedTuple
 
 
 class Neighbour(NamedTuple):
@@ -286,7 +286,7 @@ def node_local_dns(address: str, bits: int) -> Neighbour:
     return Neighbour("\n".join([*raw, "COMMIT", *accepted, "COMMIT", ""]))
 
 
-def on_the_node(family: str) -> Dict[str, Neighbour]:
+def on_the_node(family: str) -> dict[str, Neighbour]:
     """Return the neighbours on the node for one family, by name."""
     six = family == "IPv6"
     return {
@@ -347,4 +347,4 @@ COMMIT
 -A ISTIO_OUTPUT ! -d 127.0.0.1/32 -p tcp -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15001
 COMMIT
 """
-IN_A_POD: Tuple[Tuple[str, str], ...] = (("sidecar", ISTIO_SIDECAR), ("ambient", ISTIO_AMBIENT))
+IN_A_POD: tuple[tuple[str, str], ...] = (("sidecar", ISTIO_SIDECAR), ("ambient", ISTIO_AMBIENT))

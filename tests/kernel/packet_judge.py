@@ -15,7 +15,7 @@ import selectors
 import socket
 import time
 from pathlib import Path
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Tuple
+from typing import Any, Iterator, Mapping
 
 from tests.lab.system import inside, ip_batch
 from tests.unit.transitions.states import NETS, Packet
@@ -39,7 +39,7 @@ class Judge:
         self._prefix = f"judge{os.getpid()}"
         self._servers = selectors.DefaultSelector()
         self._stack = contextlib.ExitStack()
-        self._next_port: Dict[str, int] = {}
+        self._next_port: dict[str, int] = {}
         pods = (*self._net.pods, self._net.clients[0])
         self._place = {ip: f"p{number}" for number, ip in enumerate(pods)}
         self._place.update(dict.fromkeys(self._net.clients[1:], "x"))
@@ -56,7 +56,7 @@ class Judge:
             self._serve(ip, self._place[ip])
         self._serve(EVERYWHERE, EVERYWHERE)
 
-    def _attach(self, place: str, addresses: List[str], bits: str) -> None:
+    def _attach(self, place: str, addresses: list[str], bits: str) -> None:
         space, link = f"{self._prefix}-{place}", f"v{place[:8]}"
         ip_batch([f"netns add {space}"])
         self._stack.callback(ip_batch, [f"netns delete {space}"])
@@ -77,7 +77,7 @@ class Judge:
         ip_batch(far, space)
         ip_batch(near)
 
-    def _of_services(self) -> List[str]:
+    def _of_services(self) -> list[str]:
         """Return the networks of the addresses of Services."""
         if self._kind == socket.AF_INET6:
             return ["fd00:10:96::/112", "2001:db8:52::/112", "2001:db8:53::/112"]
@@ -121,11 +121,11 @@ class Judge:
         said = f"{name} {address[0]}".encode()
         sock.sendmsg([said], ancillary, 0, address)
 
-    def fates(self, expected: Mapping[Packet, FrozenSet[Fate]]) -> Dict[Packet, Fate]:
+    def fates(self, expected: Mapping[Packet, frozenset[Fate]]) -> dict[Packet, Fate]:
         """Send the packets at once; return what has become of each."""
-        found: Dict[Packet, Fate] = {}
+        found: dict[Packet, Fate] = {}
         with contextlib.ExitStack() as stack:
-            waiting: Dict[int, Tuple[Packet, socket.socket]] = {}
+            waiting: dict[int, tuple[Packet, socket.socket]] = {}
             for packet in expected:
                 sock = stack.enter_context(self._send(packet, found))
                 if packet not in found:
@@ -154,7 +154,7 @@ class Judge:
         return found
 
     @contextlib.contextmanager
-    def _send(self, packet: Packet, found: Dict[Packet, Fate]) -> Iterator[socket.socket]:
+    def _send(self, packet: Packet, found: dict[Packet, Fate]) -> Iterator[socket.socket]:
         kind = socket.SOCK_DGRAM if packet.protocol == "udp" else socket.SOCK_STREAM
         with self._socket(self._place.get(packet.source, ""), kind) as sock:
             # Each port is used once: the kernel does not judge packets of a known connection again.

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Iterator, Sequence
 
 import pytest
 
@@ -32,7 +32,7 @@ from tests.lab.system import inside, ip_batch
 from tests.unit.rendering.iptables.routes import PLAIN
 
 FAMILIES = ("IPv4", "IPv6")
-NAMES: Dict[str, Dict[str, str]] = {
+NAMES: dict[str, dict[str, str]] = {
     "IPv4": {
         "N": "192.168.0.2", "N2": "192.168.1.2", "L": "10.0.0.1", "P": "10.0.0.2", "R": "10.1.0.1",
         "X": "203.0.113.2", "XB": "203.0.113.130", "pods": "10.0.0.0/8", "services": "172.30.0.0/16",
@@ -104,7 +104,7 @@ class Network:
 
     def __init__(self) -> None:
         self.prefix = f"knft{os.getpid()}"
-        self.servers: List[Background] = []
+        self.servers: list[Background] = []
         # Duplicate address detection would keep link-local addresses unusable for a second.
         self._run("sysctl", "-qw", "net.ipv6.conf.default.accept_dad=0")
         places = {"l": ["L"], "p": ["P"], "r": ["R"], "x": ["X", "XB"]}
@@ -124,7 +124,7 @@ class Network:
     def _run(*words: str) -> None:
         subprocess.run(words, check=True, capture_output=True)
 
-    def _attach(self, place: str, names: List[str]) -> None:
+    def _attach(self, place: str, names: list[str]) -> None:
         space = f"{self.prefix}-{place}"
         ip_batch([f"netns add {space}"])
         with inside(f"/run/netns/{space}"):
@@ -158,16 +158,16 @@ class Network:
         ip_batch([f"netns delete {self.prefix}-{place}" for place in set(self.place.values())])
 
     def outcomes(
-        self, family: str, flows: Sequence[Tuple[str, str, int, str]], tries: int = 16, at_once: int = 24
-    ) -> List[Set[str]]:
+        self, family: str, flows: Sequence[tuple[str, str, int, str]], tries: int = 16, at_once: int = 24
+    ) -> list[set[str]]:
         """Return the set of outcomes of each flow (sender, target address, port, protocol)."""
-        by_place: Dict[str, List[Tuple[int, List[Any]]]] = {}
+        by_place: dict[str, list[tuple[int, list[Any]]]] = {}
         for position, (sender, target, port, protocol) in enumerate(flows):
             source = "" if sender == "N" else NAMES[family].get(sender, sender)
             place = self.place.get(sender, "")
             probe = [protocol, source, target, port]
             by_place.setdefault(place, []).extend([(position, probe)] * tries)
-        found: List[Set[str]] = [set() for _ in flows]
+        found: list[set[str]] = [set() for _ in flows]
         for place, probes in by_place.items():
             words = ["ip", "netns", "exec", f"{self.prefix}-{place}"] if place else []
             said = subprocess.run(
@@ -197,7 +197,7 @@ def route(
 ) -> ServicePortInfo:
     """Return a service port with the named endpoints; ``local`` follows from the policies."""
     chosen = tuple(Endpoint(NAMES[family][name], target, is_local=name == "L") for name in endpoints)
-    fields: Dict[str, Any] = {
+    fields: dict[str, Any] = {
         "key": ServicePortName("ns", f"svc{number}", f"p{port}", "TCP"),
         "family": family,
         "cluster_ip": CLUSTER_IPS[family].format(number),
@@ -221,7 +221,7 @@ def route(
 def settings(family: str, **changes: Any) -> DataplaneSettings:
     """Return the settings of the node."""
     names = NAMES[family]
-    fields: Dict[str, Any] = {
+    fields: dict[str, Any] = {
         "node_name": "test-node",
         "node_ip": names["N"],
         "local_traffic": LocalTraffic("cidr", names["pods"]),
@@ -242,7 +242,7 @@ def program(routes: Sequence[ServicePortInfo], chosen: DataplaneSettings) -> Non
         assert not difference(resource.observe(), desired)
 
 
-def as_seen(expected: Dict[Tuple[str, str, int, str], Set[str]]) -> Dict[Tuple[str, str, int, str], Set[str]]:
+def as_seen(expected: dict[tuple[str, str, int, str], set[str]]) -> dict[tuple[str, str, int, str], set[str]]:
     """Return expected outcomes as endpoints see them: the node already has the address that masquerading sets."""
     return {
         flow: {outcome.replace("+M", "") for outcome in outcomes} if flow[0] == "N" else outcomes
@@ -250,13 +250,13 @@ def as_seen(expected: Dict[Tuple[str, str, int, str], Set[str]]) -> Dict[Tuple[s
     }
 
 
-def check(network: Network, family: str, expected: Dict[Tuple[str, str, int, str], Set[str]], tries: int = 16) -> None:
+def check(network: Network, family: str, expected: dict[tuple[str, str, int, str], set[str]], tries: int = 16) -> None:
     """Check that flows have all the outcomes expected of them, and no other.
 
     The choice among endpoints is random: only flows that have not shown every expected outcome yet are tried again.
     """
     wanted = as_seen(expected)
-    found: Dict[Tuple[str, str, int, str], Set[str]] = {flow: set() for flow in wanted}
+    found: dict[tuple[str, str, int, str], set[str]] = {flow: set() for flow in wanted}
     for _round in range(4):
         unsettled = [flow for flow, outcomes in found.items() if outcomes < wanted[flow]]
         for flow, outcomes in zip(unsettled, network.outcomes(family, unsettled, tries)):
@@ -264,7 +264,7 @@ def check(network: Network, family: str, expected: Dict[Tuple[str, str, int, str
     assert found == wanted
 
 
-def with_port(outcomes: str, port: int = 80) -> Set[str]:
+def with_port(outcomes: str, port: int = 80) -> set[str]:
     """Expand ``l r +M`` to ``{l:80+M, r:80+M}``; ``reject`` and ``drop`` are kept."""
     words = outcomes.split()
     suffix = "+M" if "+M" in words else ""

@@ -9,7 +9,7 @@ import difflib
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
@@ -47,9 +47,9 @@ POLICIES_ON = {**POLICIES_OFF, "enabled": True}
 POLICY_TABLE = "table inet kubenode-network-policy"
 
 
-def blocks(listing: str) -> List[str]:
+def blocks(listing: str) -> list[str]:
     """Return the sets and chains of an nft listing sorted by name; the kernel lists them in order of creation."""
-    found: List[str] = []
+    found: list[str] = []
     for line in listing.splitlines():
         if re.match(r"\t(chain|set|map) ", line) or not found or not line.startswith("\t"):
             found.append(line)
@@ -58,16 +58,16 @@ def blocks(listing: str) -> List[str]:
     return sorted(text.rstrip() for text in found if text.strip())
 
 
-def saved_lines(program: str) -> List[str]:
+def saved_lines(program: str) -> list[str]:
     """Return the output of iptables-save without counters and without empty tables."""
     text = re.sub(r"^#.*\n|\[\d+:\d+\]", "", run([program]), flags=re.MULTILINE)
     tables = re.findall(r"^\*\w+\n.*?^COMMIT$", text, re.MULTILINE | re.DOTALL)
     return [table for table in tables if re.search(r"^-A |^:\S+ -", table, re.MULTILINE)]
 
 
-def dump() -> Dict[str, Any]:
+def dump() -> dict[str, Any]:
     """Return everything a service proxy may have changed, as the usual tools print it."""
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     variants = ("legacy", "nft") if has_nftables() else ("legacy",)
     for program in (f"{family}-{variant}-save" for family in ("iptables", "ip6tables") for variant in variants):
         found[program] = saved_lines(program)
@@ -87,7 +87,7 @@ def dump() -> Dict[str, Any]:
     return found
 
 
-def differences(before: Dict[str, Any], after: Dict[str, Any]) -> str:
+def differences(before: dict[str, Any], after: dict[str, Any]) -> str:
     """Return how two dumps differ, in readable form; empty if they do not."""
     old, new = (
         json.dumps(item, indent=1, sort_keys=True).replace(r"\n", "\n").splitlines() for item in (before, after)
@@ -129,11 +129,11 @@ class Node:
         return rollback(request)
 
 
-def names(report: Sequence[Any]) -> List[str]:
+def names(report: Sequence[Any]) -> list[str]:
     return [change.table for change in report]
 
 
-def many_ranges() -> Dict[str, Any]:
+def many_ranges() -> dict[str, Any]:
     """Return a NetworkPolicy whose address and port ranges need several netlink messages."""
     few = [f"10.{second}.{third}.{2 * last}/32" for second in (1, 2) for third in range(8) for last in range(128)]
     ports = [{"protocol": "TCP", "port": 10 * each, "endPort": 10 * each + 5} for each in range(1, 1500)]
@@ -147,7 +147,7 @@ def many_ranges() -> Dict[str, Any]:
     }
 
 
-def policies(settings: Dict[str, Any], *cases: str) -> Dict[str, Any]:
+def policies(settings: dict[str, Any], *cases: str) -> dict[str, Any]:
     """Return the request fields with the objects of network policy cases, and the settings that enable policies."""
     objects = {key: item for case in cases for key, item in netpol.steps(case)[0].objects.items()}
     source = CASE.proxy_configuration("nftables", "", None)

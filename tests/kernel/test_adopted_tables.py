@@ -11,7 +11,7 @@ both: then what is programmed belongs to the next step of the case.
 from __future__ import annotations
 
 import subprocess
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Iterator
 
 import pytest
 
@@ -45,7 +45,7 @@ SERVICE_CIDRS = {"IPv4": "10.96.0.0/12", "IPv6": "fd00:10:96::/112"}
 SENTINEL = {"10.111.255.1", "fd00:10:111::1"}
 
 
-def desired(side: Side, family: str) -> Dict[Key, Value]:
+def desired(side: Side, family: str) -> dict[Key, Value]:
     """Return our table of a step, with the addresses for node ports that nftables mode has by default."""
     node, settings = NODE_ADDRESSES[family][1], side.settings
     settings = settings._replace(
@@ -56,7 +56,7 @@ def desired(side: Side, family: str) -> Dict[Key, Value]:
     return RENDERING.desired_tables(side.ports, settings)["table objects"]
 
 
-def anonymous_sets(real: NftablesResource) -> Iterator[Tuple[str, SetValue, Dict[bytes, Any]]]:
+def anonymous_sets(real: NftablesResource) -> Iterator[tuple[str, SetValue, dict[bytes, Any]]]:
     """Yield the anonymous sets in the table of the kernel, which a resource does not show, with their elements."""
     reader = real._reader()
     for found in list(reader._objects(messages.GET_SET)):
@@ -65,7 +65,7 @@ def anonymous_sets(real: NftablesResource) -> Iterator[Tuple[str, SetValue, Dict
             yield name, value, reader._ranges(name, value) if value.is_interval else reader.elements(name)
 
 
-def loaded(text: str) -> Dict[str, Table]:
+def loaded(text: str) -> dict[str, Table]:
     """Let nft load tables; return what the kernel has then, by family."""
     subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True)
     tables = {}
@@ -78,7 +78,7 @@ def loaded(text: str) -> Dict[str, Table]:
     return tables
 
 
-def packets_of(family: str, *sides: Side) -> List[Packet]:
+def packets_of(family: str, *sides: Side) -> list[Packet]:
     return list(dict.fromkeys(packet for side in sides for packet in side.packets(family)))
 
 
@@ -87,14 +87,14 @@ def text_of(step: Step) -> str:
     return text
 
 
-def faults(step: Step, later: bool, **more: Any) -> List[str]:
+def faults(step: Step, later: bool, **more: Any) -> list[str]:
     """Return what goes wrong when the node of a step is taken over, also with what its cluster becomes.
 
     ``more``: arguments of :class:`Check`.
     """
     following = [each for each in STEPS if (each.case, each.number) == (step.case, step.number + 1)]
     text = text_of(step)
-    found: List[str] = []
+    found: list[str] = []
     for family, start in loaded(as_1_38(text) if later else text).items():
         if start.key is None:
             continue
@@ -110,11 +110,11 @@ def faults(step: Step, later: bool, **more: Any) -> List[str]:
 
 
 def taken_over(
-    where: str, start: Table, target: Dict[Key, Value], ends: Tuple[Traversals, Traversals], family: str,
+    where: str, start: Table, target: dict[Key, Value], ends: tuple[Traversals, Traversals], family: str,
     **more: Any,
-) -> List[str]:  # fmt: skip
+) -> list[str]:  # fmt: skip
     """Return what goes wrong while a table of kube-proxy becomes ours: at once, step by step, and with a crash."""
-    found: List[str] = []
+    found: list[str] = []
     for most_elements in (AT_ONCE, 1):
         check = Check(Node(family), most_elements, **more)
         held, _now, _crashed = check.applied(where, start, target, ends, ends[0], -1)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator
 
 import pytest
 
@@ -42,7 +42,7 @@ class Servers:
         node.node_configuration["apiServers"] = {"servers": [f"{CONFIGURED}:{node.port}"]}
         node.write_configuration()
         node.store.put(manifests.api_servers([NAMED], node.port))
-        self._running: Dict[str, Background] = {}
+        self._running: dict[str, Background] = {}
         self.changed = 0
         for address in (OWN, CONFIGURED, NAMED):
             self.begin(address)
@@ -67,7 +67,7 @@ class Servers:
             self.signal(address, signal.SIGCONT)
             self.end(address)
 
-    def status(self) -> List[Dict[str, Any]]:
+    def status(self) -> list[dict[str, Any]]:
         found = self.node.status().get("apiServers", [])
         return list(found)
 

@@ -9,7 +9,7 @@ import contextlib
 import resource
 import socket
 import threading
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 
@@ -64,7 +64,7 @@ def node(tmp_path) -> Iterator[AgentNode]:
 
 def greet(listening: socket.socket) -> None:
     """Greet each client, and keep its connection open."""
-    kept: List[socket.socket] = []
+    kept: list[socket.socket] = []
     with contextlib.suppress(OSError):
         while True:
             kept.append(listening.accept()[0])

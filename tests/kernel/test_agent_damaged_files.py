@@ -13,7 +13,7 @@ import subprocess
 import time
 from functools import partial
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 
@@ -106,6 +106,6 @@ def test_an_agent_names_each_damaged_file_once_and_serves_when_they_are_intact(n
     assert "Traceback" not in node.log and node.stop() == 0
 
 
-def complaints(node: FilesNode, name: str) -> List[str]:
+def complaints(node: FilesNode, name: str) -> list[str]:
     """Return the lines about a damaged file, with its path."""
     return [line for line in node.lines(SAID[name]) if str(node.scratch / name) in line]

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import signal
-from typing import List
 
 import pytest
 
@@ -20,7 +19,7 @@ EXTERNAL, BALANCER, OUTSIDE = "198.51.100.7", "198.51.100.8", "203.0.113.7"
 SECONDS = 10.0
 
 
-def served() -> List[str]:
+def served() -> list[str]:
     """Return the external addresses at which the Service answers."""
     found = []
     for address in (EXTERNAL, BALANCER, OUTSIDE):

@@ -9,7 +9,7 @@ import signal
 import subprocess
 from functools import partial
 from pathlib import Path
-from typing import Callable, Iterator, List, NamedTuple, Sequence
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import pytest
 
@@ -91,7 +91,7 @@ def is_legacy() -> bool:
     return subprocess.run(["iptables-legacy-save"], capture_output=True, check=False).returncode == 0
 
 
-def complaints(node: FilesNode, row: Row, kind: str) -> List[str]:
+def complaints(node: FilesNode, row: Row, kind: str) -> list[str]:
     """Return the lines about a file that give the reason of the fault."""
     return [line for line in node.lines(row.line) if REASONS[kind] in line]
 

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 import urllib.parse
-from typing import Iterator, List, Optional, Tuple
+from typing import Iterator, Optional
 
 import pytest
 
@@ -28,7 +28,7 @@ API_ENDPOINT, DNS_ENDPOINT, NEW_DNS_ENDPOINT = "10.110.1.1", "10.110.2.2", "10.1
 FROM_DISK = "starting from the cluster state kept on disk"
 
 
-def first_service(place: Tuple[str, str, str], endpoint: str) -> Iterator[Object]:
+def first_service(place: tuple[str, str, str], endpoint: str) -> Iterator[Object]:
     """Yield one of the first Services, and its EndpointSlice with one endpoint."""
     namespace, name, address = place
     port = manifests.port(53, name="dns")
@@ -43,7 +43,7 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        self.asked: List[str] = []
+        self.asked: list[str] = []
         self.dead = False
         self.opened = threading.Event()
 
@@ -61,7 +61,7 @@ class Gate:
         self.opened.set()
 
     @property
-    def first(self) -> List[str]:
+    def first(self) -> list[str]:
         """The requests for the first Services."""
         return [path for path in self.asked if "/namespaces/" in path]
 

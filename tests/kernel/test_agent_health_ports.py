@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, Iterator, List, Tuple
+from typing import Iterator
 
 import pytest
 
@@ -57,7 +57,7 @@ def local_slices(number: int) -> Iterator[Object]:
         yield item
 
 
-def make_node(tmp_path, mode: str, variant: str, services: Dict[int, int], **settings: object) -> AgentNode:
+def make_node(tmp_path, mode: str, variant: str, services: dict[int, int], **settings: object) -> AgentNode:
     ip("link", "add", "eth0", "type", "veth", "peer", "name", "eth0p")
     for address in (f"{FOUR}/24", f"{SIX}/64"):
         ip("addr", "add", address, "dev", "eth0", *(("nodad",) if ":" in address else ()))
@@ -90,8 +90,8 @@ def status_of(address: str, port: int, path: str = "/", timeout: float = PATIENC
 class Prober:
     """A client that probes health check node ports continuously and counts the answers by address and status."""
 
-    def __init__(self, addresses: Tuple[str, ...]) -> None:
-        self.answered: Dict[Tuple[str, int], int] = {}
+    def __init__(self, addresses: tuple[str, ...]) -> None:
+        self.answered: dict[tuple[str, int], int] = {}
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(address,)) for address in addresses]
 
@@ -244,9 +244,9 @@ def test_thousands_of_idle_connections_of_one_client_delay_no_other_client(tmp_p
     node = make_node(tmp_path, "nftables", "", {1: PORT})
     node.store.put(service(2))
     node.store.put(endpoint_slice(2))
-    usual: List[float] = []
-    changes: List[float] = []
-    answers: List[Tuple[int, float]] = []
+    usual: list[float] = []
+    changes: list[float] = []
+    answers: list[tuple[int, float]] = []
     stop = threading.Event()
     began_idle = 0.0
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import subprocess
-from typing import Iterator, Set
+from typing import Iterator
 
 import pytest
 
@@ -28,7 +28,7 @@ def node(tmp_path) -> Iterator[AgentNode]:
     agent_node.close()
 
 
-def served() -> Set[int]:
+def served() -> set[int]:
     """Return the numbers of the Services with endpoints, as nft shows them."""
     command = ["nft", "list", "map", "ip", "kube-proxy", "service-frontends"]
     listed = subprocess.run(command, capture_output=True, text=True)

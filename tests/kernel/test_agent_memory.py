@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 
@@ -117,7 +117,7 @@ def test_a_small_object_that_makes_a_million_entries_does_not_exhaust_the_limit(
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=list(HOSTILE))
 def test_what_annotations_multiply_does_not_exhaust_the_limit_and_others_do_not_wait_for_it(
-    node: AgentNode, group: MemoryGroup, hostile: List[List[Object]]
+    node: AgentNode, group: MemoryGroup, hostile: list[list[Object]]
 ) -> None:
     """``python -m tests.benchmarks.hostile_services`` measures more and larger sets under the default limit."""
     group.limit(110 * MIB)

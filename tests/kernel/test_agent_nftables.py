@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Iterator
 
 import pytest
 
@@ -74,15 +74,15 @@ def nft(*words: str) -> None:
     assert done.returncode == 0, (words, done.stderr)
 
 
-def objects(family: str) -> List[Dict[str, Any]]:
+def objects(family: str) -> list[dict[str, Any]]:
     """Return everything in the table of a family, as nft prints it."""
     words = ["nft", "-j", "-a", "list", "table", family, "kube-proxy"]
     return list(json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)["nftables"])
 
 
-def content() -> List[str]:
+def content() -> list[str]:
     """Return both tables as text with their objects sorted."""
-    lines: List[str] = []
+    lines: list[str] = []
     for family in FAMILIES:
         words = ["nft", "list", "table", family, "kube-proxy"]
         text = subprocess.run(words, capture_output=True, text=True, check=False).stdout
@@ -106,7 +106,7 @@ def written(value: Any) -> str:
     return str(value)
 
 
-def holders(family: str) -> Iterator[Tuple[str, str, List[str]]]:
+def holders(family: str) -> Iterator[tuple[str, str, list[str]]]:
     """Yield the kind, name and keys of every map and set that has elements."""
     for item in objects(family):
         ((kind, value),) = item.items()
@@ -114,7 +114,7 @@ def holders(family: str) -> Iterator[Tuple[str, str, List[str]]]:
             yield kind, value["name"], [written(each[0] if kind == "map" else each) for each in value["elem"]]
 
 
-def deletions(family: str) -> Iterator[Tuple[str, ...]]:
+def deletions(family: str) -> Iterator[tuple[str, ...]]:
     """Yield nft commands that each delete one object, the content of one, or one element."""
     table = (family, "kube-proxy")
     for item in objects(family):
@@ -132,7 +132,7 @@ def deletions(family: str) -> Iterator[Tuple[str, ...]]:
     yield ("flush", "ruleset")
 
 
-def additions(family: str) -> Iterator[Tuple[str, ...]]:
+def additions(family: str) -> Iterator[tuple[str, ...]]:
     """Yield nft commands that each add an unexpected object, rule or element to the table."""
     table = (family, "kube-proxy")
     address, network = ("203.0.113.9", "ipv4_addr") if family == "ip" else ("2001:db8::9", "ipv6_addr")
@@ -154,7 +154,7 @@ class Repairs:
         node.start()
         wait_for(lambda: node.differences()["changed"] is False)
         self.before = content()
-        self.seconds: List[float] = []
+        self.seconds: list[float] = []
 
     def after(self, *words: str) -> None:
         """Run a command and wait until its effect is repaired."""

@@ -9,7 +9,7 @@ What is programmed stays, the status and the log name the reason, and the agent 
 from __future__ import annotations
 
 import json
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 
@@ -30,13 +30,13 @@ def api_service(created: str) -> Object:
     return manifests.service("kubernetes", "10.96.0.1", ports, metadata={"creationTimestamp": created})
 
 
-def cluster(created: str, *numbers: int) -> List[Object]:
+def cluster(created: str, *numbers: int) -> list[Object]:
     """Return the objects of a cluster with these Services; without a time it has no Service of the API servers."""
     found = [node_object(), *map(service, numbers), *map(endpoint_slice, numbers)]
     return [*found, api_service(created), manifests.api_servers(["192.0.2.1"], 6443)] if created else found
 
 
-def fill(store: Store, items: List[Object]) -> Store:
+def fill(store: Store, items: list[Object]) -> Store:
     for item in items:
         store.put(item)
     return store

@@ -9,7 +9,7 @@ import contextlib
 import signal
 import socket
 import subprocess
-from typing import Any, Dict, Iterator
+from typing import Any, Iterator
 
 import pytest
 
@@ -41,7 +41,7 @@ def node(tmp_path) -> Iterator[AgentNode]:
     found.close()
 
 
-def exposed(number: int, namespace: str, health: int = 0, **labels: str) -> Dict[str, Any]:
+def exposed(number: int, namespace: str, health: int = 0, **labels: str) -> dict[str, Any]:
     """A Service with everything that nodes offer to clients elsewhere."""
     found = service(
         number,
@@ -57,7 +57,7 @@ def exposed(number: int, namespace: str, health: int = 0, **labels: str) -> Dict
     return found
 
 
-def endpoints(number: int, namespace: str) -> Dict[str, Any]:
+def endpoints(number: int, namespace: str) -> dict[str, Any]:
     """Its slice, with the endpoint on this machine."""
     return {
         "apiVersion": "discovery.k8s.io/v1",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 
@@ -55,7 +55,7 @@ def node(tmp_path) -> Iterator[AgentNode]:
 
 
 @pytest.fixture
-def backends() -> Iterator[List[Backend]]:
+def backends() -> Iterator[list[Backend]]:
     servers = [Backend(FIRST), Backend(SECOND), Backend(SIX)]
     yield servers
     for item in servers:
@@ -219,7 +219,7 @@ def test_stopping_drains_open_connections_and_leaks_no_descriptor(node, backends
     sock.settimeout(10)
     sock.sendall(b"one")
     assert sock.recv(100)
-    ended: List[int] = []
+    ended: list[int] = []
     stopping = threading.Thread(target=lambda: ended.append(node.stop()))
     stopping.start()
     wait_for(lambda: refusal(cluster_ip(1), 80))

@@ -9,7 +9,6 @@ import functools
 import os
 import re
 from pathlib import Path
-from typing import List
 
 import pytest
 
@@ -65,7 +64,7 @@ def keep(mode: str, directory: Path, filter_backend: str = "") -> Request:
     return unrecorded
 
 
-def recorded_rules(name: str) -> List[str]:
+def recorded_rules(name: str) -> list[str]:
     """Return the rules in iptables of a recorded state, without those that need counters which few kernels have."""
     found = [block.text for block in recorded.blocks(CASE / name, 0) if block.command.startswith("iptables-save")]
     lines = [line for text in found for line in text.splitlines() if line.startswith("-A KUBE-")]

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import subprocess
-from typing import List
 
 import pytest
 
@@ -27,7 +26,7 @@ def without_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "read_text", lambda path: None if path.endswith(hidden) else read(path))
 
 
-def kernel_state() -> List[str]:
+def kernel_state() -> list[str]:
     """Return the virtual servers, the sets and the names of the loaded modules."""
     commands = (["ipvsadm", "-Sn"], ["ipset", "save"], ["cut", "-d", " ", "-f", "1", "/proc/modules"])
     return [subprocess.run(command, check=True, capture_output=True, text=True).stdout for command in commands]

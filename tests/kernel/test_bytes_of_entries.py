@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 
@@ -30,7 +30,7 @@ from tests.lab.manifests import Object
 from tests.lab.memory_group import MemoryGroup
 
 #: Services whose entries are nearly all of one kind: their features; and their ports, addresses and endpoints.
-KINDS: Dict[str, Dict[str, Any]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "sources": {"annotations": SOURCES},
     "listed": {"weights": (255, 1)},
     "frontends": {},
@@ -42,7 +42,7 @@ NUMBERS = {"sources": (40, 1), "listed": (30, 14), "frontends": (200, 60), "affi
 TOLERANCE = 1.3
 
 
-def programmed(services: List[Tuple[Object, ...]]) -> int:
+def programmed(services: list[tuple[Object, ...]]) -> int:
     """Program Services and compare the tables with the kernel; return the bytes that the account assumes for them."""
     state = ClusterState.from_objects([item for objects in services for item in objects])
     desired = {family: DesiredTables(RENDERING, DataplaneSettings(family, "n1", "192.0.2.1")) for family in FAMILIES}
@@ -63,7 +63,7 @@ def programmed(services: List[Tuple[Object, ...]]) -> int:
     )
 
 
-def measured(group: MemoryGroup, kind: str) -> Tuple[int, int]:
+def measured(group: MemoryGroup, kind: str) -> tuple[int, int]:
     """Return the bytes that a Service takes beyond those of a small one, and those that the account assumes."""
     programmed(several(1, 1, 1, **KINDS[kind]))
     before = group.usage()

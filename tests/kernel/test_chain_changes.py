@@ -10,7 +10,7 @@ import fcntl
 import subprocess
 import time
 from pathlib import Path
-from typing import Callable, List, Tuple
+from typing import Callable
 
 import pytest
 
@@ -40,19 +40,19 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def rules(variant: str) -> List[str]:
+def rules(variant: str) -> list[str]:
     found = run([f"iptables-{variant}-save"]) + run([f"ip6tables-{variant}-save"])
     # Tables that a failed change has created are empty.
     return [line for line in found.splitlines() if line.startswith("-A")]
 
 
-def chains_of(table: str, *declared: str) -> List[ListedChain]:
+def chains_of(table: str, *declared: str) -> list[ListedChain]:
     """Return a chain OLD with a jump at the head of FORWARD or PREROUTING."""
     hook = "PREROUTING" if table == "mangle" else "FORWARD"
     return [ListedChain(table, "OLD", declared or ("-j RETURN",), (Jump(hook, "-i lo", FIRST),))]
 
 
-def staged(variant: str, family: str, chains: List[ListedChain], removal: bool = False) -> ChainChange:
+def staged(variant: str, family: str, chains: list[ListedChain], removal: bool = False) -> ChainChange:
     resource = ListedChainsResource(detect_variant(family, variant), chains, removal=removal)
     return ChainChange(resource, difference(*resource.stage()))
 
@@ -64,7 +64,7 @@ def wait(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def waiting_for(directory: Path) -> List[str]:
+def waiting_for(directory: Path) -> list[str]:
     """Return the processes that wait to revert a change below a directory."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -74,7 +74,7 @@ def waiting_for(directory: Path) -> List[str]:
     return found
 
 
-def removal_that_fails(variant: str) -> Tuple[List[str], List[ChainChange]]:
+def removal_that_fails(variant: str) -> tuple[list[str], list[ChainChange]]:
     """Return the rules, and a change of both families whose last table can no longer be changed.
 
     Another program has added a rule that jumps to a chain after the change was planned.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator
+from typing import Any, Iterator
 
 import pytest
 
@@ -45,7 +45,7 @@ def objects(node: AgentNode, *paths: str) -> Any:
     return [item for path in (*COLLECTIONS, *paths) for item in node.store.list(path)[0]]
 
 
-def compared(node: AgentNode, cluster: Any, **options: Any) -> Dict[str, Any]:
+def compared(node: AgentNode, cluster: Any, **options: Any) -> dict[str, Any]:
     """Return the module's result for this state of the cluster."""
     given = {
         "state_directory": str(node.scratch / "run"),

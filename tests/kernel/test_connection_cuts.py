@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import subprocess
-from typing import Iterable, Set
+from typing import Iterable
 
 import pytest
 
@@ -39,7 +39,7 @@ def many() -> Iterable[str]:
     return (entry(f"198.18.{number // 250}.{number % 250 + 1}", "203.0.113.1", 1024) for number in range(ENTRIES))
 
 
-def connections_to(destination: str) -> Set[str]:
+def connections_to(destination: str) -> set[str]:
     """Return the clients with an entry to an address."""
     family = "ipv6" if ":" in destination else "ipv4"
     command = ["conntrack", "-L", "-f", family, "-d", destination]

@@ -9,7 +9,7 @@ import re
 import socket
 import struct
 import subprocess
-from typing import Any, List, Set, Tuple
+from typing import Any
 
 import pytest
 
@@ -42,7 +42,7 @@ ADDRESSES = {
 }  # fmt: skip
 
 
-def route_to(family: str, endpoints: Tuple[Endpoint, ...], protocol: str = "UDP") -> ServicePortInfo:
+def route_to(family: str, endpoints: tuple[Endpoint, ...], protocol: str = "UDP") -> ServicePortInfo:
     names = ADDRESSES[family]
     return ServicePortInfo(
         key=ServicePortName("kube-system", "dns", "dns", protocol),
@@ -80,9 +80,9 @@ def insert(family: str, protocol: str, to: str, port: int, source: str, source_p
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
-def client_ports(family: str) -> Set[int]:
+def client_ports(family: str) -> set[int]:
     listed = subprocess.run(["conntrack", "-L", "-f", family.lower()], check=True, capture_output=True, text=True)
-    ports: List[str] = re.findall(r"sport=(\d+)", listed.stdout)
+    ports: list[str] = re.findall(r"sport=(\d+)", listed.stdout)
     return set(map(int, ports[::2]))
 
 

@@ -12,7 +12,6 @@ import fcntl
 import os
 import threading
 from pathlib import Path
-from typing import List
 
 import pytest
 
@@ -23,15 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
-from tests.kernel.convergence_node import (
-    UML,
-    add_external_rules,
-    everything,
-    refuse_writes,
-    remove,
-    request,
-    rules,
-)
+from tests.kernel.convergence_node import UML, add_external_rules, everything, refuse_writes, remove, request, rules
 from tests.lab.system import run
 
 # Each mode, and the iptables variant that the rules of other programs make the node use.
@@ -140,7 +131,7 @@ def test_ipvs_and_iptables_leave_nothing_of_each_other(tmp_path):
 def test_convergences_wait_for_each_other(tmp_path):
     """Of several concurrent convergences exactly one changes something, and none fails."""
     wanted = request("nftables", tmp_path, lock_timeout=60.0)
-    reports: List[Report] = []
+    reports: list[Report] = []
     converging = [threading.Thread(target=lambda: reports.append(converge(wanted))) for _number in range(3)]
     for thread in converging:
         thread.start()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator
 
 import pytest
 
@@ -64,13 +64,13 @@ def make_dormant(table: str) -> None:
     run_nft("add", "table", *table.split(), "{ flags dormant; }")
 
 
-def dormant() -> List[str]:
+def dormant() -> list[str]:
     """Return the tables that are dormant."""
     lines = run_nft("list", "ruleset").splitlines()
     return [line[6:-2] for line, following in zip(lines, lines[1:]) if following == "\tflags dormant"]
 
 
-def content(resource: NftablesResource, hook: str) -> Dict[Any, Any]:
+def content(resource: NftablesResource, hook: str) -> dict[Any, Any]:
     """Return a table with one hook."""
     base = BaseHook("filter", hook, 7)
     return {resource.table.key: TableValue(), ObjectKey("chain", f"on-{hook}"): ChainValue((), base)}
@@ -145,7 +145,7 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AgentNode]:
     agent_node.close()
 
 
-def served_tables(node: AgentNode) -> List[str]:
+def served_tables(node: AgentNode) -> list[str]:
     if node.mode == "iptables":
         return [f"{family} {table}" for family in ("ip", "ip6") for table in XTABLES]
     return ["ip kube-proxy", "ip6 kube-proxy", "inet kubenode-network-policy"]

@@ -15,16 +15,7 @@ from typing import Iterator
 
 import pytest
 
-from tests.kernel.drain_lab import (
-    ADDRESS,
-    CLIENT,
-    POD,
-    PORT,
-    DrainedNode,
-    DrainLab,
-    drain_lab,
-    drained,
-)
+from tests.kernel.drain_lab import ADDRESS, CLIENT, POD, PORT, DrainedNode, DrainLab, drain_lab, drained
 from tests.lab import system
 from tests.lab.load import Endpoint, Flow, Load
 from tests.waiting import wait_for

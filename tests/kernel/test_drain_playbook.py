@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Iterator, Tuple
+from typing import Iterator
 
 import pytest
 
@@ -77,7 +77,7 @@ class Drainer:
         (scratch / "inventory.json").write_text(json.dumps({"k8s_cluster": {"hosts": hosts, "vars": variables}}))
         (scratch / "tasks.yml").write_text(TASKS)
 
-    def run(self, *options: str) -> Tuple[int, str]:
+    def run(self, *options: str) -> tuple[int, str]:
         """Run the playbook; return its status and output."""
         environment = {**os.environ, **ansible_environment(self.scratch), "PWD": "/nonexistent"}
         argv = [*ansible_playbook(), "-i", str(self.scratch / "inventory.json"), "kubenode.proxy.drain"]

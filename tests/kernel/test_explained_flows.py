@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Set
+from typing import Any, Iterator, Sequence
 
 import pytest
 
@@ -92,7 +92,7 @@ def node(request: pytest.FixtureRequest, tmp_path: Path, network: Network) -> It
     made.close()
 
 
-def explained(node: AgentNode, source: str, destination: str) -> Dict[str, Any]:
+def explained(node: AgentNode, source: str, destination: str) -> dict[str, Any]:
     """Return the explanation of one flow, by the agent."""
     question = {"command": "explain", "from": source, "to": destination}
     document = ask_agent(str(node.scratch / "agent.sock"), question)
@@ -118,7 +118,7 @@ def place(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def expected(flow: Dict[str, Any]) -> Set[str]:
+def expected(flow: dict[str, Any]) -> set[str]:
     """Return the outcomes that an explanation allows, as ``Network.outcomes`` names them."""
     if flow["verdict"] != "forwarded":
         return {{"refused": "reject", "dropped": "drop"}[flow["verdict"]]}
@@ -129,7 +129,7 @@ def expected(flow: Dict[str, Any]) -> Set[str]:
     return {f"{ENDPOINTS[text.rpartition(':')[0].strip('[]')]}:80{mark}" for text in chosen}
 
 
-def answers(network: Network, sender: str, target: str, port: int, tries: int) -> List[str]:
+def answers(network: Network, sender: str, target: str, port: int, tries: int) -> list[str]:
     words = ["ip", "netns", "exec", f"{network.prefix}-{network.place[sender]}", sys.executable, "-c", CLIENT, "4"]
     probes = json.dumps([["tcp", FOUR[sender], target, port]] * tries)
     return list(json.loads(subprocess.run(words, input=probes, stdout=subprocess.PIPE, text=True, check=True).stdout))
@@ -213,7 +213,7 @@ def break_ipvs() -> None:
 BREAK = {"nftables": break_nftables, "iptables": break_iptables, "ipvs": break_ipvs}
 
 
-def lines_with(flow: Dict[str, Any], *texts: str) -> Sequence[str]:
+def lines_with(flow: dict[str, Any], *texts: str) -> Sequence[str]:
     return [line for line in flow["differences"] if all(text in line for text in texts)]
 
 
@@ -262,7 +262,7 @@ def test_every_address_of_both_families_is_compared(mode: str, tmp_path: Path) -
     assert all(flow["differences"] for flow in gone.values())
 
 
-def tables() -> List[str]:
+def tables() -> list[str]:
     return [line for line in run(["nft", "list", "tables"]).splitlines() if "kubenode-trace" in line]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -27,7 +27,7 @@ NODE = {
 MODES = ["iptables", "nftables", pytest.param("ipvs", marks=(UML, pytest.mark.full))]
 
 
-def service(number: int) -> Dict[str, Any]:
+def service(number: int) -> dict[str, Any]:
     addresses = (f"10.96.0.{number}", f"fd00:96::{number}")
     # Every other Service has its own chains in nftables mode.
     more = {"sessionAffinity": "ClientIP"} if number % 2 else {}
@@ -37,7 +37,7 @@ def service(number: int) -> Dict[str, Any]:
     )
 
 
-def slices(number: int) -> List[Dict[str, Any]]:
+def slices(number: int) -> list[dict[str, Any]]:
     return [
         manifests.endpoint_slice(
             f"web-{number}",
@@ -50,7 +50,7 @@ def slices(number: int) -> List[Dict[str, Any]]:
     ]
 
 
-def cluster(services: int, served: int, *others: Dict[str, Any]) -> ClusterState:
+def cluster(services: int, served: int, *others: dict[str, Any]) -> ClusterState:
     """Return a cluster with a number of Services, the first ``served`` of them with endpoints."""
     objects = [service(number) for number in range(1, services + 1)]
     objects += [item for number in range(1, served + 1) for item in slices(number)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 
@@ -46,7 +46,7 @@ def node(request, tmp_path) -> Iterator[AgentNode]:
 
 
 @pytest.fixture
-def backends() -> Iterator[List[Backend]]:
+def backends() -> Iterator[list[Backend]]:
     with three_backends(hold=True) as servers:
         yield servers
 

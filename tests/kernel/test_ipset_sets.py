@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 import subprocess
-from typing import Dict, Iterator, Set
+from typing import Iterator
 
 import pytest
 
@@ -27,7 +27,7 @@ from tests.lab.system import run
 pytestmark = pytest.mark.uml
 
 FAMILIES = ("IPv4", "IPv6")
-Elements = Dict[SetElementKey, bool]
+Elements = dict[SetElementKey, bool]
 
 
 @pytest.fixture
@@ -36,11 +36,11 @@ def ipset() -> Iterator[IpsetSocket]:
         yield sock
 
 
-def saved() -> Set[str]:
+def saved() -> set[str]:
     return {re.sub(r" (bucketsize|initval) \w+", "", line) for line in run(["ipset", "save"]).splitlines() if line}
 
 
-def converge(sock: IpsetSocket, sets: Dict[str, SetDefinition], elements: Elements, family: str = "IPv4") -> int:
+def converge(sock: IpsetSocket, sets: dict[str, SetDefinition], elements: Elements, family: str = "IPv4") -> int:
     known = definitions(family)
     resources = SetsResource(sock, known, family), SetElementsResource(sock, known, family)
     planned = plan([Stage(resources[0], sets), Stage(resources[1], elements)])

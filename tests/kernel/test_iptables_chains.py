@@ -11,7 +11,7 @@ import shlex
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any, Iterator, List
+from typing import Any, Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -103,7 +103,7 @@ def iptables(variant: XtablesVariant, *arguments: str) -> None:
     subprocess.run([variant.main, "-w", "5", *arguments], check=True)
 
 
-def saved_lines(variant: XtablesVariant) -> List[str]:
+def saved_lines(variant: XtablesVariant) -> list[str]:
     return [line for line in save(variant).splitlines() if not line.startswith("#")]
 
 
@@ -157,13 +157,13 @@ EXTERNAL_RULES = [
 ]
 
 
-def add_external_rules(variant: XtablesVariant) -> List[str]:
+def add_external_rules(variant: XtablesVariant) -> list[str]:
     for line in EXTERNAL_RULES:
         iptables(variant, *shlex.split(line))
     return saved_lines(variant)
 
 
-def external_lines(variant: XtablesVariant) -> List[str]:
+def external_lines(variant: XtablesVariant) -> list[str]:
     """Return the lines of iptables-save that are not ours, without accepting built-in chains (part of the table)."""
     kept = ("KUBE-MARK-DROP", "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT")
     lines = [line for line in saved_lines(variant) if "KUBE-" not in line or any(name in line for name in kept)]
@@ -273,7 +273,7 @@ def test_table_with_rules_that_only_nft_understands_is_an_error() -> None:
 
 
 def test_counters_of_unchanged_chains_are_kept(variant: XtablesVariant) -> None:
-    def counted() -> List[str]:
+    def counted() -> list[str]:
         text = subprocess.run([variant.save, "-c"], capture_output=True, text=True, check=True).stdout
         unchanged = (" -A KUBE-POSTROUTING -m mark", " -A OUTPUT -j KUBE-FIREWALL")
         return [line for line in text.splitlines() if any(part in line for part in unchanged)]

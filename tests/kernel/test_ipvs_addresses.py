@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from typing import Dict, Iterator, Set
+from typing import Iterator
 
 import pytest
 
@@ -37,13 +37,13 @@ def ip(*arguments: str) -> str:
     return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
 
 
-def bound() -> Set[str]:
+def bound() -> set[str]:
     shown = json.loads(ip("-json", "address", "show", "dev", DEVICE))
     return {f"{entry['local']}/{entry['prefixlen']}" for entry in shown[0]["addr_info"]}
 
 
-def converge(sock: NetlinkSocket, device: bool, v4: Set[str], v6: Set[str]) -> int:
-    devices: Dict[str, str] = {DEVICE: "dummy"} if device else {}
+def converge(sock: NetlinkSocket, device: bool, v4: set[str], v6: set[str]) -> int:
+    devices: dict[str, str] = {DEVICE: "dummy"} if device else {}
     planned = plan(
         [
             Stage(DummyDeviceResource(sock), devices),

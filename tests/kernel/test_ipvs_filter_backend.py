@@ -14,7 +14,7 @@ import re
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -36,7 +36,7 @@ CASE = load_case(str(Path(__file__).resolve().parents[2] / "tests" / "conformanc
 
 
 def request(directory: Path, mode: str, filter_backend: str = "auto", **more: Any) -> Request:
-    document: Dict[str, Any] = {"mode": mode, "nodePortAddresses": ["primary"]}
+    document: dict[str, Any] = {"mode": mode, "nodePortAddresses": ["primary"]}
     configuration = load(document, node_source={"ipvsFilterBackend": filter_backend}).configuration
     return Request(
         cluster=cluster(),
@@ -60,18 +60,18 @@ def program(directory: Path, mode: str, filter_backend: str = "auto") -> Report:
     return done
 
 
-def of_iptables() -> List[str]:
+def of_iptables() -> list[str]:
     """Return what the filter backend iptables has on the node."""
     saved = [line for name in ("iptables", "ip6tables") for line in run([f"{name}-nft-save"]).splitlines()]
     return [line for line in saved if "KUBE-" in line] + run(["ipset", "list", "-n"]).splitlines()
 
 
-def of_nftables() -> List[str]:
+def of_nftables() -> list[str]:
     """Return the tables that the filter backend nftables has on the node."""
     return [line for line in run(["nft", "list", "tables"]).splitlines() if "kubenode-ipvs" in line]
 
 
-def servers() -> List[str]:
+def servers() -> list[str]:
     return sorted(run(["ipvsadm", "-Sn"]).splitlines())
 
 
@@ -179,7 +179,7 @@ def test_packets_are_followed_to_ipvs_and_behind_it(tmp_path, filter_backend, ta
     endpoints = [f"10.244.1.{last}" for last in (1, 2, 3)]
     addresses = (flow["source"], *endpoints)
     system.ip_batch([f"address add {address}/32 dev lo" for address in addresses])
-    document: Dict[str, Any] = {"flows": [flow]}
+    document: dict[str, Any] = {"flows": [flow]}
     with contextlib.ExitStack() as stack:
         for address in endpoints:
             stack.enter_context(socket.create_server((address, 8080)))

@@ -10,7 +10,7 @@ import os
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Iterator, Sequence
 
 import pytest
 
@@ -33,7 +33,7 @@ ADDRESSES = {"mh": "10.103.97.2", "sh": "10.103.97.3"}
 
 def cluster(numbers: Sequence[int]) -> ClusterState:
     """Return a cluster in which both Services have these endpoints, in this order, a slice for each."""
-    objects: List[Any] = []
+    objects: list[Any] = []
     for scheduler, address in ADDRESSES.items():
         metadata = {"annotations": {"kubenode.proxy/scheduler": scheduler}}
         objects.append(manifests.service(scheduler, address, PORTS, metadata=metadata))
@@ -61,11 +61,11 @@ def reached(address: str, client: str) -> str:
         return connection.recv(16).decode()
 
 
-def clients(count: int) -> List[str]:
+def clients(count: int) -> list[str]:
     return [f"10.9.{number >> 8}.{number & 255}" for number in range(1, count + 1)]
 
 
-def choices() -> Dict[str, List[str]]:
+def choices() -> dict[str, list[str]]:
     """Return the endpoint that each client reaches on this node, by scheduler."""
     return {name: [reached(address, client) for client in clients(CLIENTS)] for name, address in ADDRESSES.items()}
 
@@ -127,7 +127,7 @@ def test_a_node_that_has_added_endpoints_in_other_steps_differs_little_with_mh(t
     assert differing <= 0.02 * CLIENTS
 
 
-def weights(address: str) -> Dict[str, str]:
+def weights(address: str) -> dict[str, str]:
     """Return the weights of the real servers of a virtual server, by address."""
     lines = subprocess.run(["ipvsadm", "-Sn"], check=True, capture_output=True, text=True).stdout.splitlines()
     rows = [line.split() for line in lines if line.startswith(f"-a -t {address}:")]

@@ -11,7 +11,7 @@ import struct
 import subprocess
 import threading
 import time
-from typing import Dict, Iterator, List, Set, Tuple
+from typing import Iterator
 
 import pytest
 
@@ -25,10 +25,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.servers
     TimeoutsResource,
     VirtualServersResource,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.draining import (
-    with_draining,
-    with_excluded,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.draining import with_draining, with_excluded
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
     RealServerKey,
@@ -41,8 +38,8 @@ from tests.lab.background import Background
 
 pytestmark = pytest.mark.uml
 
-Servers = Dict[VirtualServerKey, VirtualServer]
-RealServers = Dict[RealServerKey, RealServer]
+Servers = dict[VirtualServerKey, VirtualServer]
+RealServers = dict[RealServerKey, RealServer]
 FAMILIES = ("IPv4", "IPv6")
 
 
@@ -56,11 +53,11 @@ def ipvsadm(*arguments: str) -> str:
     return subprocess.run(["ipvsadm", *arguments], check=True, capture_output=True, text=True).stdout
 
 
-def saved() -> Set[str]:
+def saved() -> set[str]:
     return set(ipvsadm("-Sn").splitlines())
 
 
-def lines_of(servers: Servers, real_servers: RealServers) -> Set[str]:
+def lines_of(servers: Servers, real_servers: RealServers) -> set[str]:
     return set(ipvsadm_text(servers, real_servers).splitlines())
 
 
@@ -76,7 +73,7 @@ def converge(sock: IpvsSocket, servers: Servers, real_servers: RealServers, fami
     return sum(len(one.change) for one in planned)
 
 
-def random_state(seed: int, family: str) -> Tuple[Servers, RealServers]:
+def random_state(seed: int, family: str) -> tuple[Servers, RealServers]:
     chance = random.Random(seed)
     prefix = "10.96.0." if family == "IPv4" else "fd00:96::"
     pods = "10.244.1." if family == "IPv4" else "fd00:244::"
@@ -208,7 +205,7 @@ class Echo(threading.Thread):
         super().__init__(daemon=True)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = int(self.socket.getsockname()[1])
-        self.accepted: List[socket.socket] = []
+        self.accepted: list[socket.socket] = []
         self.start()
 
     def run(self) -> None:
@@ -228,7 +225,7 @@ def test_a_real_server_with_a_connection_drains(ipvs):
     converge(ipvs, servers, {real: RealServer(1)})
     client = socket.create_connection(("10.96.0.1", 80), timeout=5)
 
-    def rounds() -> Tuple[int, Dict[RealServerKey, RealServer]]:
+    def rounds() -> tuple[int, dict[RealServerKey, RealServer]]:
         reals = RealServersResource(ipvs)
         planned = plan([Stage(reals, lambda seen: with_draining({}, seen, reals.connections, servers))])
         apply_plan(planned)
@@ -260,7 +257,7 @@ def test_virtual_servers_in_other_namespaces_hide_none_of_ours(ipvs, monkeypatch
     assert RealServersResource(ipvs).observe() == real_servers
 
 
-def many_servers(count: int) -> Tuple[Servers, RealServers]:
+def many_servers(count: int) -> tuple[Servers, RealServers]:
     servers: Servers = {}
     real_servers: RealServers = {}
     for number in range(count):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import select
 import socket
 import subprocess
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
@@ -37,7 +37,7 @@ table ip external {
 """
 
 
-def desired(family: str, **changes: Any) -> Dict[Any, Any]:
+def desired(family: str, **changes: Any) -> dict[Any, Any]:
     return OVER_NFTABLES.desired_tables(sample_routes(family), sample_settings(family, **changes))[RESOURCE]
 
 

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import pytest
 
@@ -52,9 +52,9 @@ def steady_address(number: int) -> str:
     return f"10.96.1.{number}"
 
 
-def objects_of(names: Dict[int, List[int]]) -> List[Dict[str, Any]]:
+def objects_of(names: dict[int, list[int]]) -> list[dict[str, Any]]:
     """Return Services by number with the numbers of their backends; those from 100 on use UDP and node ports."""
-    found: List[Dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for number, backends in names.items():
         many = number >= 100
         name, protocol = f"s{number}", "UDP" if many else "TCP"
@@ -86,7 +86,7 @@ class Sweep:
         self.scratch = scratch
         self.history = scratch / "history"
 
-    def converge(self, services: Dict[int, List[int]]) -> None:
+    def converge(self, services: dict[int, list[int]]) -> None:
         conntrack = {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
         node = {"kind": "Node", "metadata": {"name": "node-1"}, "status": {"addresses": []}}
         state = ClusterState.from_objects([*objects_of(services), node])
@@ -103,7 +103,7 @@ class Sweep:
             )
         )
 
-    def programmed(self) -> List[str]:
+    def programmed(self) -> list[str]:
         """Return the output of the usual tools, without counters and sorted."""
         commands = [[f"{program}-{self.variant}-save"] for program in ("iptables", "ip6tables")]
         if self.mode == "ipvs":
@@ -111,7 +111,7 @@ class Sweep:
         texts = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for command in commands]
         return sorted(VOLATILE.sub("", line) for text in texts for line in text.splitlines())
 
-    def unfinished(self) -> List[Path]:
+    def unfinished(self) -> list[Path]:
         """Return files that a killed writer has begun and not completed."""
         return [path for path in self.scratch.rglob(".*") if path.is_file()]
 

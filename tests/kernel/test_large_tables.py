@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import List, Tuple
 
 import pytest
 
@@ -24,10 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.portions import PORTION
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import (
-    RollbackRequest,
-    rollback,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import RollbackRequest, rollback
 from tests.benchmarks.large_cluster import large_cluster
 from tests.kernel.agent_node import NODE, AgentNode, node_object
 from tests.waiting import wait_for
@@ -58,7 +54,7 @@ class Restores:
         for path in self.folder.glob("restore.*"):
             path.unlink()
 
-    def chains(self) -> List[List[int]]:
+    def chains(self) -> list[list[int]]:
         paths = sorted(self.folder.glob("restore.*"), key=lambda path: path.stat().st_mtime_ns)
         return [[part.count("\n:") for part in path.read_text().split("COMMIT\n") if part.strip()] for path in paths]
 
@@ -67,7 +63,7 @@ class Manager:
     """The service manager's end of the notification socket; records when each message arrived."""
 
     def __init__(self, path: Path) -> None:
-        self.messages: List[Tuple[float, str]] = []
+        self.messages: list[tuple[float, str]] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
         threading.Thread(target=self._read, daemon=True).start()

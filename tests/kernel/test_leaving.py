@@ -14,7 +14,6 @@ import json
 import re
 import signal
 from pathlib import Path
-from typing import Dict, List
 
 import pytest
 
@@ -57,7 +56,7 @@ def separate_lock(tmp_path_factory, monkeypatch) -> None:
     monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path_factory.mktemp("lock") / "xtables.lock"))
 
 
-def dumps() -> Dict[str, List[str]]:
+def dumps() -> dict[str, list[str]]:
     """Return the output of each command, without counters, handles, timestamps in comments and device numbers."""
     found = {}
     for variant in variants():
@@ -75,7 +74,7 @@ def dumps() -> Dict[str, List[str]]:
     return {command: text.splitlines() for command, text in found.items()}
 
 
-def differing(before: Dict[str, List[str]]) -> List[str]:
+def differing(before: dict[str, list[str]]) -> list[str]:
     """Return the lines in which the tools' output differs from before."""
     now = dumps()
     assert sorted(now) == sorted(before)
@@ -86,7 +85,7 @@ def differing(before: Dict[str, List[str]]) -> List[str]:
     ]
 
 
-def parameters() -> Dict[str, str]:
+def parameters() -> dict[str, str]:
     """Return every kernel parameter of networking, by path and a space."""
     skipped = re.compile("count|expect|flush|sctp|random|stat")
     return {f"{path} ": value for path, value in external_rules.parameters(skipped).items()}

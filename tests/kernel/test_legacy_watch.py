@@ -10,7 +10,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Iterator
 
 import pytest
 
@@ -47,7 +47,7 @@ def lock_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XTABLES_LOCKFILE", str(path))
 
 
-def tables(family: str, *numbers: int) -> Dict[Any, Any]:
+def tables(family: str, *numbers: int) -> dict[Any, Any]:
     """Return the desired chains of Services with these numbers; each has as many endpoints as its number."""
     pod, cluster_ip, pods, vip, source = ADDRESSES[family]
     routes = [
@@ -72,7 +72,7 @@ def chains_of(family: str) -> ChainsResource:
 def test_the_number_of_entries_follows_from_the_change(family: str) -> None:
     chains = chains_of(family)
     reader = TableReader(family)
-    desired: Dict[Any, Any] = {}
+    desired: dict[Any, Any] = {}
     try:
         for numbers in ((), (1, 2), (2, 3, 0), (0, 2), (4,), ()):
             before = [number_of_entries(reader.info(table)) for table in XTABLES_TABLES]
@@ -87,7 +87,7 @@ def test_the_number_of_entries_follows_from_the_change(family: str) -> None:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tuple[ChainsResource, LegacyWatch]]:
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ChainsResource, LegacyWatch]]:
     """Yield chains of two Services and a watch, which takes their tables for large ones."""
     monkeypatch.setattr(legacy_tables, "_AT_ONCE_SECONDS", -1.0)
     monkeypatch.setattr(legacy_tables, "_QUIET_FACTOR", 1e9)
@@ -101,8 +101,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tuple[ChainsResource, L
     watch.close()
 
 
-def suspects(watch: LegacyWatch) -> Dict[str, str]:
-    found: Dict[str, str] = {}
+def suspects(watch: LegacyWatch) -> dict[str, str]:
+    found: dict[str, str] = {}
     watch.poll(found)
     return found
 
@@ -111,7 +111,7 @@ def iptables(*arguments: str) -> None:
     subprocess.run(["iptables-legacy", *arguments], check=True)
 
 
-def test_own_changes_are_not_suspect(watched: Tuple[ChainsResource, LegacyWatch]) -> None:
+def test_own_changes_are_not_suspect(watched: tuple[ChainsResource, LegacyWatch]) -> None:
     chains, watch = watched
     assert not suspects(watch)
     chains.apply(difference(tables("IPv4", 1, 4), tables("IPv4", 3)))
@@ -119,7 +119,7 @@ def test_own_changes_are_not_suspect(watched: Tuple[ChainsResource, LegacyWatch]
     assert not suspects(watch)
 
 
-def test_a_rule_of_equal_size_is_found_after_an_own_change(watched: Tuple[ChainsResource, LegacyWatch]) -> None:
+def test_a_rule_of_equal_size_is_found_after_an_own_change(watched: tuple[ChainsResource, LegacyWatch]) -> None:
     chains, watch = watched
     iptables(*ALTERED)
     assert suspects(watch) == {"IPv4": "contents of the iptables tables"}
@@ -128,7 +128,7 @@ def test_a_rule_of_equal_size_is_found_after_an_own_change(watched: Tuple[Chains
     assert not suspects(watch)
 
 
-def test_a_rule_deleted_during_an_own_change_is_found(watched: Tuple[ChainsResource, LegacyWatch]) -> None:
+def test_a_rule_deleted_during_an_own_change_is_found(watched: tuple[ChainsResource, LegacyWatch]) -> None:
     chains, watch = watched
     iptables("-t", "nat", "-D", "PREROUTING", "1")
     chains.apply(difference(tables("IPv4", 1, 4), tables("IPv4", 3)))

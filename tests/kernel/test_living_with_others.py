@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import pytest
 
@@ -111,7 +111,7 @@ def without_ours(variant: str) -> None:
 
 
 CHAINS = "KUBE-SERVICES"
-IPTABLES: Tuple[Event, ...] = (
+IPTABLES: tuple[Event, ...] = (
     Event("iptables -F", iptables("-F"), "KUBE-FORWARD"),
     Event("iptables -t nat -F", iptables("-t nat -F"), CHAINS),
     Event("iptables -t nat -F and -X", flushed("nat"), CHAINS),
@@ -119,13 +119,13 @@ IPTABLES: Tuple[Event, ...] = (
     Event("iptables-restore of a file without our chains", without_ours, CHAINS),
     Event("jump deleted", iptables("-t nat -D PREROUTING 1"), "PREROUTING"),
 )
-GUESTS: Tuple[Event, ...] = (
+GUESTS: tuple[Event, ...] = (
     Event("Docker inserts its chains", restored(external_rules.DOCKER, "--noflush"), ""),
     Event("a network plugin inserts its chains", restored(external_rules.NETWORK_PLUGIN, "--noflush"), ""),
 )
 NFT_FLUSH = Event("nft flush ruleset", commands(("nft", "flush", "ruleset")), "")
 FIREWALLD_EVENT = Event("firewalld reload: its own table", firewalld_reload, "")
-IPVS: Tuple[Event, ...] = (
+IPVS: tuple[Event, ...] = (
     Event("ipvsadm -C", commands(("ipvsadm", "-C")), "virtual server"),
     Event("ipset flush", commands(("ipset", "flush")), "KUBE-CLUSTER-IP"),
     Event("iptables -F and -X, ipset destroy", sets_destroyed, "KUBE-CLUSTER-IP", at_once=True),
@@ -134,7 +134,7 @@ IPVS: Tuple[Event, ...] = (
 )
 
 
-def events(mode: str, variant: str) -> List[Event]:
+def events(mode: str, variant: str) -> list[Event]:
     """Return the events of a mode in order."""
     if mode == "nftables":
         command = ("nft", "delete", "table", "ip", "kube-proxy")
@@ -217,7 +217,7 @@ class Node(AgentNode):
         for other in self._others:
             other.close()
 
-    def ours(self) -> Dict[str, List[str]]:
+    def ours(self) -> dict[str, list[str]]:
         """Return everything the mode has programmed, without counters."""
         if self.mode == "nftables":
             words = ["nft", "list", "table", "ip", "kube-proxy"]
@@ -240,7 +240,7 @@ class Node(AgentNode):
             found["addresses"] = sorted(re.findall(r"kube-ipvs0 +inet (\S+)", addresses))
         return found
 
-    def wait_until_all_is(self, expected: Dict[str, List[str]], after: str) -> None:
+    def wait_until_all_is(self, expected: dict[str, list[str]], after: str) -> None:
         """Wait until the programmed state equals ``expected``. Raises AssertionError with the difference."""
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -254,7 +254,7 @@ class Node(AgentNode):
             # As in wait_for: the agent may have the same processor.
             time.sleep(max(0.05, time.monotonic() - began))
 
-    def rules_of_other_programs(self) -> List[str]:
+    def rules_of_other_programs(self) -> list[str]:
         """Return all external rules in order; a built-in chain counts only if its policy is not ACCEPT."""
         rules = COUNTERS.sub("", run([f"iptables-{self.kernel_variant or 'nft'}-save"]))
         skipped = re.compile(r"#|\*|COMMIT|:[A-Z]+ ACCEPT")
@@ -267,7 +267,7 @@ class Node(AgentNode):
     def repairs(self) -> float:
         return float(self.status().get("driftRepaired", 0))
 
-    def repair_lines(self) -> List[str]:
+    def repair_lines(self) -> list[str]:
         return [line for line in self.log.splitlines() if "repaired external changes" in line]
 
 

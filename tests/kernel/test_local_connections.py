@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from pathlib import Path
-from typing import Dict, Iterator
+from typing import Iterator
 
 import pytest
 
@@ -27,7 +27,7 @@ TARGET_PORT = 8080
 
 
 @pytest.fixture
-def connections() -> Iterator[Dict[str, socket.socket]]:
+def connections() -> Iterator[dict[str, socket.socket]]:
     """Provide an open connection to each endpoint of a virtual server, by the endpoint's address."""
     system.ip_batch(
         [
@@ -44,7 +44,7 @@ def connections() -> Iterator[Dict[str, socket.socket]]:
         system.run(["ipvsadm", "-a", "-t", f"{ADDRESS}:{PORT}", "-r", f"{endpoint}:{TARGET_PORT}", "-m"])
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(socket.create_server((endpoint, TARGET_PORT))) for endpoint in ENDPOINTS]
-        found: Dict[str, socket.socket] = {}
+        found: dict[str, socket.socket] = {}
         for _turn in ENDPOINTS:
             sock = stack.enter_context(socket.create_connection((ADDRESS, PORT), 30))
             for server in servers:

@@ -17,7 +17,7 @@ import signal
 import socket
 import threading
 import urllib.request
-from typing import Dict, Iterator
+from typing import Iterator
 
 import pytest
 
@@ -72,7 +72,7 @@ def refused(address: str, kind: int = socket.SOCK_STREAM) -> bool:
     return False
 
 
-def values(node: AgentNode, metric: str) -> Dict[str, int]:
+def values(node: AgentNode, metric: str) -> dict[str, int]:
     """Return the values of a metric by its labels, without their names."""
     found = re.findall(rf"^{METRICS}{metric}\{{(.*)\}} (\S+)$", node.fetch("/metrics"), re.MULTILINE)
     return {" ".join(re.findall(r'"([^"]*)"', labels)): int(float(value)) for labels, value in found}

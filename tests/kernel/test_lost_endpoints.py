@@ -10,7 +10,7 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any, List, Set
+from typing import Any
 
 import pytest
 
@@ -38,17 +38,17 @@ from tests.waiting import wait_for
 AFFINITY = load_case(str(ROOT / "tests" / "conformance" / "cases" / "affinity"))
 
 
-def slices() -> List[Any]:
+def slices() -> list[Any]:
     """Return the EndpointSlices of the cases."""
     found = [*CASE.snapshots()[0], *AFFINITY.snapshots()[0]]
     return [copy.deepcopy(item) for item in found if item["kind"] == "EndpointSlice"]
 
 
-def addresses(found: List[Any]) -> Set[str]:
+def addresses(found: list[Any]) -> set[str]:
     return {address for item in found for each in item["endpoints"] for address in each["addresses"]}
 
 
-def cached(directory: Path, kept: List[Any]) -> Sources:
+def cached(directory: Path, kept: list[Any]) -> Sources:
     """Return the files of a node whose agent knows these EndpointSlices; an older snapshot has all others."""
     sources = Sources(str(directory / "cache"), str(directory / "snapshot.json"), str(directory / "services.d"))
     Path(sources.snapshot).write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": slices()}))

@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 
@@ -63,7 +63,7 @@ def cluster() -> ClusterState:
     return ClusterState.from_objects(objects)
 
 
-def seen_ports(family: int, client: str, pod: str) -> List[int]:
+def seen_ports(family: int, client: str, pod: str) -> list[int]:
     """Return the source ports that the endpoint sees of connections to the node port."""
     found = []
     with contextlib.ExitStack() as stack:

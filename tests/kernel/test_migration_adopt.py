@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import List
 
 import pytest
 
@@ -103,7 +102,7 @@ def convergence(case: Case, mode: str, directory: Path, check: bool, **own: obje
     )
 
 
-def rules(variant: str) -> List[str]:
+def rules(variant: str) -> list[str]:
     """Return both families as the usual tool saves them, without packet counters."""
     saved = []
     for family in ("iptables", "ip6tables"):
@@ -135,7 +134,7 @@ def test_ipvs_mode_finds_nothing_to_change_after_kube_proxy(tmp_path, name):
     case = load_case(str(CASES / name))
     load_recorded(case, "ipvs", "legacy")
 
-    def kernel() -> List[str]:
+    def kernel() -> list[str]:
         seen = [*rules("legacy"), run(["ipvsadm", "-Sn"]), run(["ipset", "save"])]
         return [*seen, run(["ip", "-o", "address", "show", "dev", "kube-ipvs0"])]
 

@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, Iterator, Optional, Sequence
 
 import pytest
 
@@ -150,7 +150,7 @@ def booted(scratch: Path, modules: Sequence[str] = MODULES, disk: Sequence[str] 
 
     ``modules``: those that are loaded at once. ``disk``: directories that outlive the machine.
     """
-    taps: List[int] = []
+    taps: list[int] = []
     topology = Topology(f"-load{os.getpid()}", plug=lambda namespace, name: taps.append(open_tap(namespace, name)))
     with contextlib.ExitStack() as stack:
         stack.callback(topology.destroy)
@@ -212,7 +212,7 @@ def migrate_and_roll_back(node: Loaded, recorded_mode: str, variant: str, modes:
     first = node.call("programmed", recorded_mode, variant)
     node.call("converge", recorded_mode)
     served_with(node, recorded_mode, "adopt")
-    saved: List[int] = []
+    saved: list[int] = []
     for mode in modes:
         saved.append(node.call("converge", *mode.split("/")))
         served_with(node, mode, "change to")

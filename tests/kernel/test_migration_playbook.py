@@ -18,16 +18,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Dict, Iterator, List, Sequence, Tuple
+from typing import Iterator, Sequence
 
 import pytest
 
-from tests.apiserver.daemonsets import (
-    DaemonSetController,
-    kube_proxy_daemon_set,
-    nodes_with_label,
-    nodes_with_pods,
-)
+from tests.apiserver.daemonsets import DaemonSetController, kube_proxy_daemon_set, nodes_with_label, nodes_with_pods
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
@@ -60,7 +55,7 @@ class Node(Namespaces):
 
     def __init__(self, name: str, scratch: Path, state: Path = STATE) -> None:
         self.name = name
-        self.processes: Dict[str, Background] = {}
+        self.processes: dict[str, Background] = {}
         super().__init__()
         self.inside = self.enter(Path("/"))
         self.interpreter = scratch / f"python-{name}"
@@ -102,12 +97,12 @@ class Node(Namespaces):
         elif not wanted and "kube-proxy" in self.processes:
             self.stop("kube-proxy")
 
-    def rules(self) -> List[str]:
+    def rules(self) -> list[str]:
         """Return the chains and rules of both families, without counters."""
         text = self.run(["iptables-nft-save"]) + self.run(["ip6tables-nft-save"])
         return [re.sub(r"\[\d+:\d+\]", "", line) for line in text.splitlines() if line[:1] in ("-", ":")]
 
-    def files(self) -> List[str]:
+    def files(self) -> list[str]:
         found = self.run(["find", *HIDDEN, "-type", "f", "-o", "-type", "s"]).split()
         return [path for path in found if "kubenode" in path]
 
@@ -158,10 +153,10 @@ class Cluster:
         for name, node in self.nodes.items():
             node.set_kube_proxy(name in where)
 
-    def with_kube_proxy(self) -> List[str]:
+    def with_kube_proxy(self) -> list[str]:
         return nodes_with_pods(self.store)
 
-    def labelled(self) -> List[str]:
+    def labelled(self) -> list[str]:
         return nodes_with_label(self.store, LABEL)
 
     def _write_inventory(self) -> None:
@@ -186,7 +181,7 @@ class Cluster:
         inventory = {"k8s_cluster": {"hosts": hosts, "vars": variables}}
         (self.scratch / "inventory.json").write_text(json.dumps(inventory), encoding="utf-8")
 
-    def migrate(self, *options: str, playbook: str = "kubenode.proxy.migrate") -> Tuple[int, str]:
+    def migrate(self, *options: str, playbook: str = "kubenode.proxy.migrate") -> tuple[int, str]:
         """Run a playbook; return its status and output."""
         environment = {
             **os.environ,
@@ -228,7 +223,7 @@ def own_network_namespace() -> None:
 
 
 @pytest.fixture(scope="module")
-def before(cluster) -> Dict[str, List[str]]:
+def before(cluster) -> dict[str, list[str]]:
     """Provide the rules that kube-proxy had programmed."""
     return {name: node.rules() for name, node in cluster.nodes.items()}
 
@@ -240,7 +235,7 @@ class Rollout:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self.seen: List[str] = []
+        self.seen: list[str] = []
         self._cluster = cluster
         self._lock = threading.Lock()
         self._ended = threading.Event()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator
 
 import pytest
 
@@ -195,7 +195,7 @@ def answers_neighbours(node: Node) -> bool:
     run([*inside, "ip", "route", "add", address, "dev", "eth0"])
     run([*inside, sys.executable, "-c", SENDS, address])
 
-    def entries() -> List[Dict[str, Any]]:
+    def entries() -> list[dict[str, Any]]:
         return list(json.loads(run([*inside, "ip", "-json", "neighbour", "show", address])))
 
     wait_for(lambda: entries() and "INCOMPLETE" not in entries()[0]["state"], 10.0, 0.05)
@@ -266,7 +266,7 @@ def test_istio_redirects_inside_pods(node: Node, mode: str, kind: str, rules: st
         run([*inside, *restore], stdin=neighbour_rules.of_family(family, rules))
         node.serve(place, name, port)
     node.converge(mode)
-    flows: List[Flow] = [("P", at.address, 80, "tcp"), ("X", at.node, NODE_PORT, "tcp")]
+    flows: list[Flow] = [("P", at.address, 80, "tcp"), ("X", at.node, NODE_PORT, "tcp")]
     assert node.network.outcomes(family, flows) == [{"outbound:15001"}, {"inbound:15006+M", "r:80+M"}]
     # What the proxy itself sends goes to the node, which chooses an endpoint.
     words = ["ip", "netns", "exec", f"{node.network.prefix}-p", sys.executable, "-c", ASKS, kind, at.address]
@@ -278,7 +278,7 @@ def test_istio_redirects_inside_pods(node: Node, mode: str, kind: str, rules: st
 def test_untracked_queries_reach_the_dns_cache_of_the_node(node: Node, mode: str, family: str) -> None:
     """NodeLocal DNSCache in its usual configuration: the cluster IP on a device, and exempt from NAT."""
     dns = node.at.dns
-    flows: List[Flow] = [(place, dns, 5353, protocol) for place in ("P", "N") for protocol in ("tcp", "udp")]
+    flows: list[Flow] = [(place, dns, 5353, protocol) for place in ("P", "N") for protocol in ("tcp", "udp")]
     node.converge(mode)
     cluster_dns = node.network.outcomes(family, flows)
     assert cluster_dns == [{"l:5353", "r:5353"}] * 4
@@ -298,7 +298,7 @@ def test_a_dns_cache_at_an_address_of_its_own_beside_ipvs(node: Node, mode: str,
     add(node.at, node_local_dns(own, node.at.bits))
     run(["ip", "address", "add", f"{own}/{node.at.bits}", "dev", "lo", *node.at.at_once])
     node.serve("", "cache", 5353, own)
-    flows: List[Flow] = [(place, own, 5353, protocol) for place in ("P", "N") for protocol in ("tcp", "udp")]
+    flows: list[Flow] = [(place, own, 5353, protocol) for place in ("P", "N") for protocol in ("tcp", "udp")]
     for _ in range(2):
         assert node.network.outcomes(family, flows, tries=4) == [{"cache:5353"}] * 4
         answered = node.outcomes([("N", node.at.dns, 5353, "udp"), ("P", node.at.dns, 5353, "tcp")])

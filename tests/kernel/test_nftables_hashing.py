@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 
@@ -17,10 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.features import can_hash
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.hashing import JHASH, endpoint_of
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import (
-    RENDERING,
-    NftablesRendering,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING, NftablesRendering
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.slot_limit import within_limit
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
@@ -43,7 +40,7 @@ from tests.kernel.packet_network import (
 from tests.lab.system import ip_batch
 
 __all__ = ["network"]  # a fixture
-Client = Tuple[str, int]
+Client = tuple[str, int]
 CLIENTS = 60
 NODE_PORT = 3001
 
@@ -63,7 +60,7 @@ print(json.dumps(found))
 
 
 @pytest.fixture
-def clients(network: Network) -> Dict[str, List[Client]]:
+def clients(network: Network) -> dict[str, list[Client]]:
     """Return clients outside, each with a different address and port."""
     space = f"{network.prefix}-x"
     forms = {"IPv4": "203.0.113.{}", "IPv6": "2001:db8:113::{:x}"}
@@ -73,7 +70,7 @@ def clients(network: Network) -> Dict[str, List[Client]]:
     return made
 
 
-def answered(network: Network, family: str, target: str, port: int, clients: List[Client]) -> List[str]:
+def answered(network: Network, family: str, target: str, port: int, clients: list[Client]) -> list[str]:
     """Return which endpoint answers each client, as ``l:80``."""
     done = subprocess.run(
         ["ip", "netns", "exec", f"{network.prefix}-x", sys.executable, "-c", CLIENT],
@@ -102,7 +99,7 @@ def hashed(family: str, *flags: str) -> ServicePortInfo:
     )
 
 
-def planned(family: str, info: ServicePortInfo, clients: List[Client]) -> List[str]:
+def planned(family: str, info: ServicePortInfo, clients: list[Client]) -> list[str]:
     """Return which endpoint should answer each client."""
     places = {NAMES[family]["L"]: "l", NAMES[family]["R"]: "r"}
     chosen = [endpoint_of(info, info.cluster, *client) for client in clients]
@@ -111,7 +108,7 @@ def planned(family: str, info: ServicePortInfo, clients: List[Client]) -> List[s
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_clients_reach_the_endpoint_of_their_slot(
-    network: Network, family: str, clients: Dict[str, List[Client]]
+    network: Network, family: str, clients: dict[str, list[Client]]
 ) -> None:
     """On a node, on another one that knows the endpoints in another order, and after one endpoint was removed."""
     own, chosen = clients[family], settings(family, schedulers=frozenset((JHASH,)))
@@ -143,7 +140,7 @@ def test_clients_reach_the_endpoint_of_their_slot(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_port_of_a_client_may_count(network: Network, family: str, clients: Dict[str, List[Client]]) -> None:
+def test_the_port_of_a_client_may_count(network: Network, family: str, clients: dict[str, list[Client]]) -> None:
     info = hashed(family, "mh-port")
     program([info], settings(family, schedulers=frozenset((JHASH,))))
     (address, _port), *_others = clients[family]
@@ -197,7 +194,7 @@ def test_the_kernel_holds_no_more_slots_than_the_limit(
     chosen = settings(family, schedulers=frozenset((JHASH,)))
     infos = [numbered(family, number, limit + 10 - number) for number in range(limit + 5)]
 
-    def tables(chosen_infos: List[ServicePortInfo]) -> Dict[Any, Any]:
+    def tables(chosen_infos: list[ServicePortInfo]) -> dict[Any, Any]:
         ports = within_limit(RENDERING, {info.key: info for info in chosen_infos})
         return dict(RENDERING.desired_tables(ports, chosen)["table objects"])
 

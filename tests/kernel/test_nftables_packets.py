@@ -8,14 +8,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any, Dict, Set, Tuple
+from typing import Any
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
-    Endpoint,
-    ServicePortName,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import Endpoint, ServicePortName
 from tests.kernel.packet_network import (
     CLIENT,
     CLUSTER_IPS,
@@ -137,7 +134,7 @@ def test_node_ports(network: Network, family: str, variant: str) -> None:
     check(network, family, expected)
 
 
-def _matrix(detector: bool, masquerade_all: bool) -> Dict[Tuple[str, str], Tuple[str, str, str]]:
+def _matrix(detector: bool, masquerade_all: bool) -> dict[tuple[str, str], tuple[str, str, str]]:
     """Return the outcomes by (sender, frontend): for policies Cluster, external policy Local, internal policy Local."""
     marked = ("l r +M", "l r +M", "l +M")
     plain = ("l r", "l r", "l")
@@ -160,7 +157,7 @@ def _matrix(detector: bool, masquerade_all: bool) -> Dict[Tuple[str, str], Tuple
 @pytest.mark.parametrize("affinity", [0, 3600])
 @pytest.mark.parametrize(("detector", "masquerade_all"), [(True, False), (False, False), (True, True), (False, True)])
 def test_masquerading(network: Network, family: str, detector: bool, masquerade_all: bool, affinity: int) -> None:
-    policies: Tuple[Dict[str, Any], ...] = ({}, {"external_local": True}, {"internal_local": True})
+    policies: tuple[dict[str, Any], ...] = ({}, {"external_local": True}, {"internal_local": True})
     routes = [
         route(
             family,
@@ -172,11 +169,11 @@ def test_masquerading(network: Network, family: str, detector: bool, masquerade_
         )
         for number, policy in enumerate(policies, 1)
     ]
-    changes: Dict[str, Any] = {"masquerade_all": masquerade_all}
+    changes: dict[str, Any] = {"masquerade_all": masquerade_all}
     if not detector:
         changes["local_traffic"] = None
     program(routes, settings(family, **changes))
-    expected: Dict[Tuple[str, str, int, str], Set[str]] = {}
+    expected: dict[tuple[str, str, int, str], set[str]] = {}
     for (sender, frontend), outcomes in _matrix(detector, masquerade_all).items():
         for number, outcome in enumerate(outcomes, 1):
             target = {

@@ -9,18 +9,14 @@ import re
 import select
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, Optional
 
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import handles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.registry import mode_object
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import (
-    observation,
-    parts,
-    transactions,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import observation, parts, transactions
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.features import answers
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.generation import read_generation
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.monitor import TableMonitor
@@ -56,9 +52,9 @@ def listed_with_counters(family: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
-def normal(text: str) -> Dict[str, List[str]]:
+def normal(text: str) -> dict[str, list[str]]:
     """Return the blocks of ``nft list table``; elements are sorted, since nft prints them in hash order."""
-    blocks: Dict[str, List[str]] = {}
+    blocks: dict[str, list[str]] = {}
     text = re.sub(r",\s+", ", ", text)
     for name, body in re.findall(r"^\t((?:set|map|chain) \S+) \{\n(.*?)^\t\}", text, re.MULTILINE | re.DOTALL):
         lines = []
@@ -69,11 +65,11 @@ def normal(text: str) -> Dict[str, List[str]]:
     return blocks
 
 
-def sample(family: str) -> Dict[str, Dict[Any, Any]]:
+def sample(family: str) -> dict[str, dict[Any, Any]]:
     return RENDERING.desired_tables(sample_routes(family), sample_settings(family))
 
 
-def observed_in_parts(resource: NftablesResource, expected: Dict[Any, Any]) -> Dict[Any, Any]:
+def observed_in_parts(resource: NftablesResource, expected: dict[Any, Any]) -> dict[Any, Any]:
     return {key: value for part in resource.parts(expected) for key, value in part.observed.items()}
 
 
@@ -90,7 +86,7 @@ def resource(request: pytest.FixtureRequest) -> Iterator[NftablesResource]:
         yield opened
 
 
-def converge(resource: NftablesResource, desired: Dict[Any, Any]) -> Change[Any, Any]:
+def converge(resource: NftablesResource, desired: dict[Any, Any]) -> Change[Any, Any]:
     change = difference(resource.observe(), desired)
     resource.apply(change)
     assert not difference(resource.observe(), desired)
@@ -141,7 +137,7 @@ def test_nft_lists_the_table_as_if_it_had_loaded_it(resource: NftablesResource) 
 
 
 @pytest.mark.parametrize("changes", settings_of_other_rules())
-def test_a_table_that_nft_loaded_is_no_drift(resource: NftablesResource, changes: Dict[str, Any]) -> None:
+def test_a_table_that_nft_loaded_is_no_drift(resource: NftablesResource, changes: dict[str, Any]) -> None:
     """The program encodes each rule as this project does, whatever the settings."""
     family = resource.family
     desired = RENDERING.desired_tables(sample_routes(family), sample_settings(family, **changes))
@@ -360,7 +356,7 @@ def test_many_elements_are_read_completely(resource: NftablesResource) -> None:
     """Read right after a large load, while the kernel still resizes its hash tables."""
     size = 16 if resource.family == "IPv6" else 4
     desired = sample(resource.family)["table objects"]
-    added: Dict[Tuple[Any, ...], Any] = {
+    added: dict[tuple[Any, ...], Any] = {
         ElementKey("element", "cluster-ips", number.to_bytes(size, "big")): True for number in range(1, 60_000)
     }
     desired.update(added)
@@ -377,10 +373,10 @@ def test_large_sets_that_are_as_expected_are_not_dumped(
     converge(resource, desired)
     if not any(count for _value, count in resource._reader().counted_sets().values()):
         pytest.skip("this kernel does not report the number of elements")
-    dumped: List[str] = []
+    dumped: list[str] = []
     dump = observation.Reader.elements
 
-    def recorded(self: observation.Reader, name: str, count: Optional[int] = None) -> Dict[bytes, Any]:
+    def recorded(self: observation.Reader, name: str, count: Optional[int] = None) -> dict[bytes, Any]:
         dumped.append(name)
         return dump(self, name, count)
 
@@ -397,7 +393,7 @@ def test_a_large_change_reports_progress_within_one_call(resource: NftablesResou
     numbers = range(1, 50_000)
     desired.update({ElementKey("element", "cluster-ips", number.to_bytes(size, "big")): True for number in numbers})
     change = difference(resource.observe(), desired)
-    calls: List[str] = []
+    calls: list[str] = []
     resource.report_to(lambda: calls.append("progress"))
     resource.apply(change)
     assert len(calls) >= 50_000 // transactions.ELEMENTS_PER_TRANSACTION

@@ -14,7 +14,7 @@ import socket
 import struct
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Set, Tuple
+from typing import Any, Iterator, Optional
 
 import pytest
 
@@ -44,7 +44,7 @@ CACHE_SAYS, CLUSTER_SAYS, ADDRESS = "192.0.2.71", "192.0.2.72", "192.0.2.77"
 QUIET = ("--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=", "--user=root", "--no-hosts", "--no-resolv")
 
 
-def attach_pod(space: str, device: str, addresses: Dict[int, str]) -> None:
+def attach_pod(space: str, device: str, addresses: dict[int, str]) -> None:
     """Connect the namespace of a pod with the node."""
     lines = [f"link add {device} type veth peer name eth0 netns {space}", f"link set {device} up"]
     inner = ["link set lo up", "link set eth0 up"]
@@ -63,7 +63,7 @@ def attach_pod(space: str, device: str, addresses: Dict[int, str]) -> None:
     ip_batch(inner, space)
 
 
-def dnsmasq(ask_at: Tuple[str, str], *options: str, space: str = "") -> Background:
+def dnsmasq(ask_at: tuple[str, str], *options: str, space: str = "") -> Background:
     """Start a DNS server, and wait until it answers at an address, for a namespace."""
     address, path = ask_at
     inside = ["ip", "netns", "exec", space] if space else []
@@ -150,7 +150,7 @@ def asked(space: str, family: int, kind: int, server: str, name: str = WHO) -> O
     return socket.inet_ntoa(reply[-4:])
 
 
-def answers(client: str, name: str) -> Set[Optional[str]]:
+def answers(client: str, name: str) -> set[Optional[str]]:
     """Return how the pod and the node are answered at the cluster IPs, over both families, UDP and TCP."""
     return {
         asked(space, family, kind, SERVICE[family], name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import signal
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple, Sequence
 
 import pytest
 
@@ -41,8 +41,8 @@ HOST = (ClusterState(), load({}).configuration)
 class External(NamedTuple):
     """Objects of another program: the commands that add and remove them."""
 
-    add: Tuple[str, ...]
-    remove: Tuple[str, ...]
+    add: tuple[str, ...]
+    remove: tuple[str, ...]
     #: The address of a virtual server, which the configuration must exclude.
     server: str = ""
 
@@ -96,7 +96,7 @@ def device(name: str, number: int) -> External:
     return External((f"ip link add {name} address 02:00:00:00:00:0{number} type bridge",), (f"ip link del {name}",))
 
 
-def external_objects(modes: Sequence[str]) -> List[External]:
+def external_objects(modes: Sequence[str]) -> list[External]:
     """Return objects of other programs that resemble those of the modes."""
     legacy = "legacy" if not has_nftables() else "nft"
     found = [
@@ -124,9 +124,9 @@ def external_objects(modes: Sequence[str]) -> List[External]:
     return found
 
 
-def services(dice: random.Random, everything: bool) -> List[Dict[str, Any]]:
+def services(dice: random.Random, everything: bool) -> list[dict[str, Any]]:
     """Return random Services whose external addresses are partly the node's own; ``everything`` False: half of them."""
-    objects: List[Dict[str, Any]] = [
+    objects: list[dict[str, Any]] = [
         {
             "kind": "Node",
             "metadata": {"name": "node-1"},
@@ -136,7 +136,7 @@ def services(dice: random.Random, everything: bool) -> List[Dict[str, Any]]:
     for number in range(1, 7):
         protocol = dice.choice(["TCP", "TCP", "UDP"])
         port = {**manifests.port(80 + number, name="main", protocol=protocol), "nodePort": 30000 + number}
-        spec: Dict[str, Any] = {"type": dice.choice(["NodePort", "LoadBalancer"]), "externalIPs": []}
+        spec: dict[str, Any] = {"type": dice.choice(["NodePort", "LoadBalancer"]), "externalIPs": []}
         pool = [NODE, VIRTUAL, NODE_V6, VIRTUAL_V6, *EXTERNAL]
         spec["externalIPs"] = dice.sample(pool, dice.randrange(len(pool)))
         if dice.random() < 0.3:
@@ -160,7 +160,7 @@ def services(dice: random.Random, everything: bool) -> List[Dict[str, Any]]:
     return objects
 
 
-def sorted_dumps() -> Dict[str, List[str]]:
+def sorted_dumps() -> dict[str, list[str]]:
     """Return what the usual tools print, each in an order that does not depend on when an object was made."""
     return {command: sorted(lines) for command, lines in dumps().items()}
 
@@ -194,7 +194,7 @@ def execute(commands: Sequence[str]) -> None:
         pytest.param(("ipvs iptables", "ipvs nftables", "iptables", "nftables"), marks=pytest.mark.ipvs, id="qemu"),
     ),
 )
-def test_what_was_there_is_there_and_nothing_of_ours_is_left(tmp_path: Path, modes: Tuple[str, ...], seed: int) -> None:
+def test_what_was_there_is_there_and_nothing_of_ours_is_left(tmp_path: Path, modes: tuple[str, ...], seed: int) -> None:
     dice = random.Random(seed)
     give_addresses()
     objects = dice.sample(external_objects(modes), k=len(external_objects(modes)))

@@ -11,7 +11,7 @@ import json
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator
 
 import pytest
 
@@ -21,10 +21,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.command.cli import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge, inspect
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import (
-    RollbackRequest,
-    rollback,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.restore import RollbackRequest, rollback
 from tests.conformance.wirelab.cases import load_case
 from tests.kernel.agent_node import ROOT, AgentNode, service
 from tests.kernel.policy_node import FROM_WEB, TABLE, granted, isolated, pod, policy_node
@@ -62,7 +59,7 @@ def running_process(*shown_as: str) -> Iterator[None]:
             process.kill()
 
 
-def objects(*more: Dict[str, Any]) -> List[Dict[str, Any]]:
+def objects(*more: dict[str, Any]) -> list[dict[str, Any]]:
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}}
     peers = [pod("web", "10.244.1.7", {"app": "web"}, "node2"), pod("db", "10.244.0.5", {"app": "db"}, CASE.node)]
     return [*CASE.snapshots()[0], namespace, *peers, *more]

@@ -13,7 +13,7 @@ import re
 import subprocess
 import threading
 from pathlib import Path
-from typing import Dict, Iterator, Tuple
+from typing import Iterator
 
 import pytest
 
@@ -56,9 +56,9 @@ def kube_proxy_syncs(case: Case, execute: recorded.Run = run, later: bool = Fals
     execute(["nft", "-f", "-"], "\n".join(script) + "\n" + tables)
 
 
-def objects(execute: recorded.Run = run) -> Dict[str, Dict[str, str]]:
+def objects(execute: recorded.Run = run) -> dict[str, dict[str, str]]:
     """Return what nft shows of both tables by family, kind and name: sorted words of sets, lines of chains."""
-    found: Dict[str, Dict[str, str]] = {}
+    found: dict[str, dict[str, str]] = {}
     for family, body in TABLE.findall(execute(["nft", "-s", "list", "ruleset"], None)):
         found[family] = {}
         for kind, name, text in OBJECT.findall(body):
@@ -69,7 +69,7 @@ def objects(execute: recorded.Run = run) -> Dict[str, Dict[str, str]]:
     return found
 
 
-def names(found: Dict[str, Dict[str, str]]) -> Iterator[Tuple[str, str]]:
+def names(found: dict[str, dict[str, str]]) -> Iterator[tuple[str, str]]:
     """Yield the kind and name of each object of both families."""
     for family in found.values():
         for item in family:

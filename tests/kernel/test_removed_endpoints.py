@@ -12,7 +12,7 @@ import contextlib
 import socket
 import threading
 import time
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 
@@ -45,7 +45,7 @@ def network() -> Iterator[Routed]:
 
 
 @pytest.fixture
-def backends(network) -> Iterator[List[Backend]]:
+def backends(network) -> Iterator[list[Backend]]:
     found = network.backends()
     yield found
     for backend in found:
@@ -98,7 +98,7 @@ def error_after(sock: socket.socket, seconds: float) -> str:
     return "end"
 
 
-def busy(sock: socket.socket, found: List[str]) -> None:
+def busy(sock: socket.socket, found: list[str]) -> None:
     """Send until an error, whose name is recorded."""
     sock.settimeout(30)
     with contextlib.suppress(socket.timeout):
@@ -110,7 +110,7 @@ def busy(sock: socket.socket, found: List[str]) -> None:
             found.append(type(error).__name__)
 
 
-def dual_stack(numbers) -> List[dict]:
+def dual_stack(numbers) -> list[dict]:
     """Return the Service, as a load balancer with addresses of both families, and its endpoints."""
     served, slices = manifests(numbers, **{ANNOTATION: "reset"})
     served["spec"].update(
@@ -145,7 +145,7 @@ def test_clients_of_a_lost_endpoint_are_reset_within_a_second(node, network):
         waiting = [connection("1", address) for address in (ADDRESS, ADDRESS_SIX, *BALANCED)]
         # Masqueraded ones.
         waiting += [connection("1", address, NODE_PORT) for address in ("203.0.113.1", "fd00:203::1")]
-        errors: List[str] = []
+        errors: list[str] = []
         thread = threading.Thread(target=busy, args=(sending, errors))
         thread.start()
         lose(network)

@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -30,15 +30,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store impo
     BEFORE_ROLLBACK,
     History,
 )
-from tests.kernel.rollback_node import (
-    POLICIES_OFF,
-    POLICIES_ON,
-    Node,
-    differences,
-    dump,
-    names,
-    policies,
-)
+from tests.kernel.rollback_node import POLICIES_OFF, POLICIES_ON, Node, differences, dump, names, policies
 from tests.lab.system import run
 
 UML = pytest.mark.uml
@@ -157,7 +149,7 @@ def test_only_the_last_states_are_kept_and_check_mode_saves_none(node) -> None:
     assert Path(node.history).stat().st_mode & 0o777 == 0o700
 
 
-def nat(dumped: Dict[str, Any]) -> List[str]:
+def nat(dumped: dict[str, Any]) -> list[str]:
     return [table for table in dumped["iptables-nft-save"] if table.startswith("*nat")]
 
 

@@ -11,16 +11,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store import History
 from tests.kernel.policy_node import PORTS, bridge_port
-from tests.kernel.rollback_node import (
-    POLICIES_OFF,
-    POLICIES_ON,
-    POLICY_TABLE,
-    Node,
-    differences,
-    dump,
-    names,
-    policies,
-)
+from tests.kernel.rollback_node import POLICIES_OFF, POLICIES_ON, POLICY_TABLE, Node, differences, dump, names, policies
 from tests.lab.system import run
 
 #: A table that no version of this project creates: any content is saved and restored.

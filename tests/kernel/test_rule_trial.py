@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 
@@ -106,7 +106,7 @@ def test_a_trial_does_not_wait_for_the_lock_of_the_node(tmp_path: Path, monkeypa
 
 
 def test_a_rollback_waits_as_long_as_the_change_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: List[float] = []
+    waits: list[float] = []
 
     def noted(variant: XtablesVariant, text: str, wait: float = 5.0) -> int:
         waits.append(wait)

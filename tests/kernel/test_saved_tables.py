@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import subprocess
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_a_table_that_could_not_be_restored_is_not_saved(monkeypatch: pytest.Mon
     load(RULES["operating system"])
     everything = RawReader.everything
 
-    def dumped_otherwise(reader: RawReader) -> Dict[Any, Any]:
+    def dumped_otherwise(reader: RawReader) -> dict[Any, Any]:
         return {
             key: RawChain(value.definition, tuple(rule.replace(b"osf\0", b"fso\0") for rule in value.rules))
             if isinstance(value, RawChain)

@@ -9,7 +9,7 @@ import contextlib
 import socket
 import subprocess
 from collections import Counter
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 
@@ -43,7 +43,7 @@ def slice_of(number, weight=""):
 
 
 @pytest.fixture
-def backends() -> Iterator[List[Backend]]:
+def backends() -> Iterator[list[Backend]]:
     with three_backends(hold=True) as servers:
         yield servers
 

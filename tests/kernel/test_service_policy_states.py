@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -16,12 +16,12 @@ from tests.lab import manifests
 from tests.lab.system import run
 
 #: By mode: what the diff shows of the policies, and the commands with which another program then changes them.
-EXPECTED: Dict[str, List[str]] = {
+EXPECTED: dict[str, list[str]] = {
     "nftables": ["jhash ip saddr", "80 . 203.0.113.0 }", ". 203.0.113.64 }", "10.244.0.12"],
     "iptables": ["-s 203.0.113.0/24", "-s 203.0.113.64/26", "--probability 0.75"],
     "ipvs": ["-s mh -b mh-fallback,mh-port", "203.0.113.0/24", "203.0.113.64/26", "-m -w 3", "-p 60 -M 255.255.255.0"],
 }
-DRIFT: Dict[str, List[str]] = {
+DRIFT: dict[str, list[str]] = {
     "nftables": ["nft flush table ip kube-proxy"],
     "iptables": ["iptables -t nat -F KUBE-SERVICES"],
     "ipvs": ["ipvsadm -E -t 10.96.0.7:80 -s rr", "ipvsadm -e -t 10.96.0.8:80 -r 10.244.0.11:8080 -m -w 9"],
@@ -30,7 +30,7 @@ FULL = pytest.mark.full
 MODES = ["nftables", pytest.param("iptables", marks=FULL), pytest.param("ipvs", marks=(pytest.mark.uml, FULL))]
 
 
-def fields(mode: str, annotated: bool) -> Dict[str, Any]:
+def fields(mode: str, annotated: bool) -> dict[str, Any]:
     """Return the request fields for Services with annotations of every kind, or without any."""
     hashed = {
         "kubenode.proxy/scheduler": "mh",

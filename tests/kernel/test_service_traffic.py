@@ -11,7 +11,7 @@ import socket
 import subprocess
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, Iterator
+from typing import Any, Iterator
 
 import pytest
 
@@ -56,27 +56,27 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AgentNode]:
     made.close()
 
 
-def top(node: AgentNode, *words: str) -> Dict[str, Any]:
+def top(node: AgentNode, *words: str) -> dict[str, Any]:
     done = node.run("top", "--json", "--control", str(node.scratch / "agent.sock"), *words)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
 
-def web(node: AgentNode) -> Dict[str, Any]:
+def web(node: AgentNode) -> dict[str, Any]:
     return next(row for row in top(node)["ports"] if row["name"] == "web")
 
 
-def counted(node: AgentNode, connections: int) -> Dict[str, Any]:
+def counted(node: AgentNode, connections: int) -> dict[str, Any]:
     """Wait until the given number of connections is counted; IPVS updates its numbers every two seconds."""
     wait_for(lambda: web(node)["connections"] == connections, 10.0, 0.2)
     return web(node)
 
 
-def counts(row: Dict[str, Any]) -> Dict[str, int]:
+def counts(row: dict[str, Any]) -> dict[str, int]:
     return {item["endpoint"]: item["connections"] or 0 for item in row["endpoints"]}
 
 
-def connect(times: int = COUNT) -> Dict[str, int]:
+def connect(times: int = COUNT) -> dict[str, int]:
     """Open connections; return how many each endpoint has answered."""
     answers = Counter(backends.ask() for _time in range(times))
     assert set(answers) <= {"1", "2", "3"}, answers

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Sequence
 
 import pytest
 
@@ -47,7 +47,7 @@ class Both:
         self.kernel = Kernel(Contents(), family=family)
         self.kernel.mirror = self._send
         self.states = self.refused = 0
-        tables: List[Any] = [VirtualServersResource(handles.ipvs, family), RealServersResource(handles.ipvs, family)]
+        tables: list[Any] = [VirtualServersResource(handles.ipvs, family), RealServersResource(handles.ipvs, family)]
         tables.append(AddressesResource(handles.route, family))
         if name == "iptables":
             tables += set_resources(handles, family)
@@ -59,13 +59,13 @@ class Both:
 
     def _send(self, part: str, sent: Any, refused: Sequence[MessageError]) -> None:
         """Send what the simulated kernel has taken or refused to the real one; both must then hold the same."""
-        errors: List[Any] = []
+        errors: list[Any] = []
         if part == "chains":
             _RESTORE(self.variant, sent)
         elif part == "table":
             self.table._send(sent)
         else:
-            sockets: Dict[str, Callable[[], Any]] = {
+            sockets: dict[str, Callable[[], Any]] = {
                 "servers": lambda: self.handles.ipvs.netlink.transact_ready([_numbered(sent, self.handles)]),
                 "sets": lambda: self.handles.ipset.netlink.transact([sent]),
                 "addresses": lambda: self.handles.route.transact([sent]),

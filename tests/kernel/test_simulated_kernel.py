@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import random
 from pathlib import Path
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import pytest
 
@@ -59,7 +59,7 @@ class Both(Kernel):
             random.Random(self.states).shuffle(steps)
         return iter(steps)
 
-    def _send(self, labelled: List[Labelled]) -> None:
+    def _send(self, labelled: list[Labelled]) -> None:
         refused = ""
         try:
             super()._send(labelled)
@@ -105,7 +105,7 @@ class BothPolicies(policies.Kernel):
         self.real = real
         self.states = 0
 
-    def _send(self, labelled: List[Labelled]) -> None:
+    def _send(self, labelled: list[Labelled]) -> None:
         self.real._send(labelled)
         super()._send(labelled)
 
@@ -126,7 +126,7 @@ def test_policies_have_the_same_effect(count: int) -> None:
     assert both.states > len(chosen) // 2
 
 
-def possible(outcome: Any, packet: Packet, node: str) -> FrozenSet[Fate]:
+def possible(outcome: Any, packet: Packet, node: str) -> frozenset[Fate]:
     """Return what a sender can notice of an outcome."""
     if outcome == "drop":
         return frozenset([LOST])
@@ -140,7 +140,7 @@ def possible(outcome: Any, packet: Packet, node: str) -> FrozenSet[Fate]:
     return frozenset([(server, outcome.masqueraded and packet.source != node)])
 
 
-def expected(table: Table, family: str, services: int) -> Dict[Packet, FrozenSet[Fate]]:
+def expected(table: Table, family: str, services: int) -> dict[Packet, frozenset[Fate]]:
     ways = traversals(table, packets(services, family))
     node = NETS[family].node
     return {
@@ -190,14 +190,14 @@ class BothPrograms(Programs):
             self._compare(self.held)
         return 0
 
-    def _rules(self, held: Mapping[Any, Sequence[str]]) -> Dict[Any, List[str]]:
+    def _rules(self, held: Mapping[Any, Sequence[str]]) -> dict[Any, list[str]]:
         """Return the chains of a Service proxy, and others that are not empty."""
         family = self._real.family
         found = {place: [canonical_rule(rule, family) for rule in rules] for place, rules in held.items()}
         return {place: rules for place, rules in found.items() if rules or place[1].startswith("KUBE-")}
 
 
-def noticed(outcome: str, packet: Packet, node: str) -> FrozenSet[Fate]:
+def noticed(outcome: str, packet: Packet, node: str) -> frozenset[Fate]:
     """Return what a sender can notice of an outcome in iptables mode."""
     if outcome in ("DROP", "REJECT"):
         return frozenset([LOST if outcome == "DROP" else REFUSED])

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 
@@ -40,7 +40,7 @@ def node(request, tmp_path) -> Iterator[AgentNode]:
 
 
 @pytest.fixture
-def backends() -> Iterator[List[Backend]]:
+def backends() -> Iterator[list[Backend]]:
     with three_backends() as servers:
         yield servers
 

@@ -21,7 +21,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Iterator, NamedTuple, Optional, Sequence
 
 import pytest
 
@@ -87,10 +87,10 @@ class Traffic:
         self._topology = topology
         self._end = threading.Event()
         self._asked = threading.Event()
-        self._clients: List[threading.Thread] = []
-        self._servers: List[threading.Thread] = []
-        self.wrong: List[str] = []
-        self.made: Dict[Flow, int] = dict.fromkeys(FLOWS, 0)
+        self._clients: list[threading.Thread] = []
+        self._servers: list[threading.Thread] = []
+        self.wrong: list[str] = []
+        self.made: dict[Flow, int] = dict.fromkeys(FLOWS, 0)
         for place in SERVERS:
             ready = threading.Event()
             self._servers.append(self._start(self._serve, place, ready))
@@ -210,7 +210,7 @@ class TakenOver:
         runner = ROOT / "tests" / "conformance" / "runners" / "oneshot"
         self.run("env", *(f"{name}={value}" for name, value in environment.items()), str(runner))
 
-    def left_of_iptables(self) -> List[str]:
+    def left_of_iptables(self) -> list[str]:
         """Return the chains and rules of iptables mode, in either variant and family."""
         return [
             line
@@ -220,7 +220,7 @@ class TakenOver:
             if "KUBE-" in line
         ]
 
-    def tables(self) -> List[str]:
+    def tables(self) -> list[str]:
         """Return the families of the tables named kube-proxy."""
         return re.findall(r"^table (\S+) kube-proxy$", self.run("nft", "list", "tables"), re.MULTILINE)
 

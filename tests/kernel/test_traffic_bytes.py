@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 from pathlib import Path
-from typing import Dict, Iterator, Tuple
+from typing import Iterator
 
 import pytest
 
@@ -23,23 +23,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.tra
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import PROTOCOL_NAMES
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortName
-from tests.kernel.packet_network import (
-    CLUSTER_IPS,
-    FAMILIES,
-    NAMES,
-    VIPS,
-    Network,
-    network,
-    program,
-    route,
-    settings,
-)
+from tests.kernel.packet_network import CLUSTER_IPS, FAMILIES, NAMES, VIPS, Network, network, program, route, settings
 from tests.waiting import wait_for
 
 __all__ = ["network"]  # a fixture
 NODE_PORT = 30080
 #: Address (empty for node ports), protocol, port and direction -> packets and bytes.
-Counts = Dict[Tuple[str, str, int, str], Tuple[int, int]]
+Counts = dict[tuple[str, str, int, str], tuple[int, int]]
 END = r"src=(\S+) dst=(\S+) sport=(\d+) dport=(\d+) packets=(\d+) bytes=(\d+)"
 CONNECTION = re.compile(rf"^(\S+) .*?{END} .*?{END}", re.MULTILINE)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Sequence
 
 import pytest
 
@@ -40,10 +40,10 @@ FLOWS = [
 #: A pod that is an endpoint opens connections as well.
 FLOWS_OF_ENDPOINT = [*FLOWS, *(("l", CLUSTER_IP.format(number), 80) for number in (1, 2))]
 NODE_PORT = 30005
-Flow = Tuple[str, str, int]
+Flow = tuple[str, str, int]
 
 
-def services(first: str, second: str) -> List[ServicePortInfo]:
+def services(first: str, second: str) -> list[ServicePortInfo]:
     """Return Services with these endpoints, two for pods and two that only clients within a range may use."""
     return [
         route(FAMILY, number, endpoints, **fields)
@@ -61,13 +61,13 @@ class Node:
 
     def __init__(self, network: Network, flows: Sequence[Flow]) -> None:
         self.flows = flows
-        self.between: List[List[str]] = []
+        self.between: list[list[str]] = []
         self._network = network
         # What is neither redirected nor refused is lost.
         lost = [f"route add {network} dev lost" for network in (NAMES[FAMILY]["services"], VIP.format("0/24"))]
         ip_batch(["link add lost type bridge", "link set lost up arp off", *lost])
 
-    def outcomes(self) -> List[str]:
+    def outcomes(self) -> list[str]:
         return [self._outcome(*flow) for flow in self.flows]
 
     def _outcome(self, place: str, address: str, port: int) -> str:
@@ -147,14 +147,14 @@ class NftablesNode(Node):
     """
 
     def __init__(
-        self, network: Network, flows: Sequence[Tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
+        self, network: Network, flows: Sequence[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         super().__init__(network, flows)
         self.limit = 1 << 30
         self._settings = settings(FAMILY)
         send = NftablesResource._send
 
-        def slowly(resource: NftablesResource, labelled: List[Labelled]) -> None:
+        def slowly(resource: NftablesResource, labelled: list[Labelled]) -> None:
             if len(self.between) == self.limit:
                 raise Crashed
             send(resource, labelled)
@@ -181,7 +181,7 @@ def test_transactions_of_nftables_mode(network: Network, monkeypatch: pytest.Mon
         assert len(node.between) > 3
 
 
-def sticky(endpoints: str, seconds: int = 60) -> List[ServicePortInfo]:
+def sticky(endpoints: str, seconds: int = 60) -> list[ServicePortInfo]:
     """Return a Service for pods and one that has a node port, with session affinity unless ``seconds`` is 0."""
     fields: Any = {"external_local": True, "node_port": NODE_PORT}
     return [

@@ -13,10 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.unchanged import (
-    decision,
-    inputs,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.unchanged import decision, inputs
 from tests.kernel.convergence_node import endpoint_slices, service
 from tests.kernel.unchanged_node import OBJECTS, Node
 

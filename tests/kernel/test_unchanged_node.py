@@ -19,10 +19,7 @@ from typing import Any, Iterator
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError, ProxyError
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.unchanged import (
-    decision,
-    surroundings,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.unchanged import decision, surroundings
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.generation import Generation
 from tests.kernel.unchanged_node import ETH0, TIMEOUT, Node, ask, nft, set_timeout, write
 from tests.lab import system

@@ -11,17 +11,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import AGENT, ConvergenceLock
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.unchanged import (
-    decision,
-    record,
-    surroundings,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.unchanged import decision, record, surroundings
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import resource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
 from tests.kernel.unchanged_node import Node, ask, nft, set_timeout
@@ -57,7 +53,7 @@ def damaged(path: Path) -> None:
     path.write_bytes(content)
 
 
-def resigned(change: Callable[[Dict[str, Any]], None]) -> Callable[[Path], None]:
+def resigned(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     """Return what changes the document in a record, with the right digest."""
 
     def apply(path: Path) -> None:
@@ -83,7 +79,7 @@ def a_hard_link(path: Path) -> None:
     os.link(path, path.with_name("another-name"))
 
 
-RECORDS: Dict[str, Callable[[Path], None]] = {
+RECORDS: dict[str, Callable[[Path], None]] = {
     "removed": Path.unlink,
     "empty": lambda path: path.write_bytes(b"") and None,
     "damaged": damaged,

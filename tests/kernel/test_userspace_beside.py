@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 
@@ -47,7 +47,7 @@ def node(request, tmp_path) -> Iterator[AgentNode]:
 
 
 @pytest.fixture
-def backends() -> Iterator[List[Backend]]:
+def backends() -> Iterator[list[Backend]]:
     with three_backends() as servers:
         yield servers
 

@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 
@@ -64,7 +64,7 @@ def _without_netfilter() -> None:
 
 
 @pytest.fixture
-def backends() -> Iterator[List[Backend]]:
+def backends() -> Iterator[list[Backend]]:
     servers = [Backend(address) for address in (FIRST, SECOND, THIRD)]
     yield servers
     for item in servers:

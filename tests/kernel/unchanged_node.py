@@ -9,13 +9,10 @@ import gzip
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.snapshot import canonical_snapshot
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.unchanged import (
-    decision,
-    record,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.unchanged import decision, record
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules.modules import loaded_modules
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import proxy_spec, source_spec
 from ansible_collections.kubenode.proxy.plugins.modules import service_proxy
@@ -23,7 +20,7 @@ from tests.kernel.convergence_node import endpoint_slices, service
 from tests.lab import system
 
 NODE = {"kind": "Node", "apiVersion": "v1", "metadata": {"name": "node-1"}, "status": {"addresses": []}}
-OBJECTS: List[Any] = [
+OBJECTS: list[Any] = [
     NODE,
     service("plain", 1),
     service("named", 2, protocol="UDP"),
@@ -37,11 +34,11 @@ ETH0 = ["link add eth0 type veth peer name peer0", "address add 192.0.2.1/24 dev
 class StandIn:
     """Stands in for AnsibleModule: options with their defaults, and the warnings."""
 
-    def __init__(self, options: Dict[str, Any], check: bool, diff: bool) -> None:
-        spec: Dict[str, Any] = {**source_spec(), **proxy_spec()}
+    def __init__(self, options: dict[str, Any], check: bool, diff: bool) -> None:
+        spec: dict[str, Any] = {**source_spec(), **proxy_spec()}
         self.params = {**{name: item.get("default") for name, item in spec.items()}, **options}
         self.check_mode, self._diff = check, diff
-        self.warnings: List[str] = []
+        self.warnings: list[str] = []
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -57,7 +54,7 @@ class Node:
         self.static = directory / "services.d"
         self.static.mkdir()
         self.write(OBJECTS)
-        self.options: Dict[str, Any] = {
+        self.options: dict[str, Any] = {
             "state": "present",
             "snapshot": str(self.snapshot),
             "node_name": "node-1",
@@ -79,18 +76,18 @@ class Node:
     def record(self) -> Path:
         return self.state / record.FILE
 
-    def write(self, objects: List[Any]) -> None:
+    def write(self, objects: list[Any]) -> None:
         """Write the snapshot, older than a moment, so that a record of it is possible."""
         self.snapshot.write_bytes(gzip.compress(canonical_snapshot(objects)[0], mtime=0))
         time.sleep(0.06)
 
-    def run(self, check: bool = False, diff: bool = False, **more: Any) -> Dict[str, Any]:
+    def run(self, check: bool = False, diff: bool = False, **more: Any) -> dict[str, Any]:
         """Run the module and return its result, with its warnings."""
         module = StandIn({**self.options, **more}, check, diff)
         result = service_proxy.perform(module)  # type: ignore[arg-type]
         return {**result, "warnings": module.warnings}
 
-    def settle(self, **more: Any) -> Dict[str, Any]:
+    def settle(self, **more: Any) -> dict[str, Any]:
         """Run until a run ends early, and return its result: the second, or the third if the first loads modules."""
         before = set(loaded_modules())
         self.run(**more)
@@ -100,7 +97,7 @@ class Node:
         assert not result["observed"] and not result["changed"], result
         return result
 
-    def must_observe(self, what: str, **more: Any) -> Dict[str, Any]:
+    def must_observe(self, what: str, **more: Any) -> dict[str, Any]:
         """Check that the next run is complete."""
         result = self.run(**more)
         assert result["observed"], what

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Sequence
 
 from tests.kernel.agent_node import AgentNode, Object, service
 from tests.lab import manifests, system
@@ -30,7 +30,7 @@ class Backend:
     def __init__(self, address: str, port: int = 8080) -> None:
         self.address, self.port = address, port
         self.requests = 0
-        self._open: List[socket.socket] = []
+        self._open: list[socket.socket] = []
         self._lock = threading.Lock()
         six = ":" in address
         line = f"-6 address replace {address}/128 dev lo nodad" if six else f"address replace {address}/32 dev lo"
@@ -128,7 +128,7 @@ def node_in_mode(scratch: Path, mode: str, api: bool = True) -> AgentNode:
     return AgentNode(scratch, mode, variant="" if mode.endswith("nftables") else "legacy", api=api)
 
 
-def descriptors(process: int) -> Dict[str, str]:
+def descriptors(process: int) -> dict[str, str]:
     """Return the open files of a process: number -> what it is."""
     found = {}
     folder = f"/proc/{process}/fd"
@@ -138,7 +138,7 @@ def descriptors(process: int) -> Dict[str, str]:
     return found
 
 
-def addresses_on(device: str) -> List[Tuple[str, bool]]:
+def addresses_on(device: str) -> list[tuple[str, bool]]:
     """Return the addresses on a device, each with whether the kernel avoids it as a source."""
     links = json.loads(system.run(["ip", "-j", "address", "show"]))
     return [

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 from .forms import forms
 from .laboratory import Laboratory, ask_kubectl
@@ -24,10 +24,10 @@ def _version(kubectl: str) -> str:
     return str(answer["clientVersion"]["gitVersion"]).lstrip("v")
 
 
-def main(programs: List[str]) -> None:
+def main(programs: list[str]) -> None:
     """Write the recording: one outcome for each form, or one for each version where they differ."""
     versions = [_version(program) for program in programs]
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         laboratory = Laboratory(Path(folder))
         for form in forms():
@@ -41,7 +41,7 @@ def main(programs: List[str]) -> None:
     print(f"{len(found)} forms, {sum('versions' not in x and 'hops' in x for x in found.values())} accepted by all")
 
 
-def _essence(outcome: Dict[str, Any]) -> Any:
+def _essence(outcome: dict[str, Any]) -> Any:
     return outcome.get("hops", "refused")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Optional
 
 HTTP, TLS = "http://127.0.0.1:@PORT@", "https://127.0.0.1:@PORT@"
 
@@ -22,16 +22,16 @@ class Form:
     """
 
     name: str
-    files: Dict[str, str]
+    files: dict[str, str]
     listed: Optional[str] = "@DIR@/config"
     explicit: bool = False
     context: str = ""
-    environment: Dict[str, str] = field(default_factory=dict)
-    unreadable: Tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    unreadable: tuple[str, ...] = ()
     folder: str = ""
 
 
-def document(user: Any = None, cluster: Any = None, **others: Any) -> Dict[str, Any]:
+def document(user: Any = None, cluster: Any = None, **others: Any) -> dict[str, Any]:
     """Return a kubeconfig of one context."""
     secured = {"server": TLS, "certificate-authority-data": "@CA@"}
     return {
@@ -45,13 +45,13 @@ def document(user: Any = None, cluster: Any = None, **others: Any) -> Dict[str, 
     }
 
 
-def dashed(fields: Dict[str, Any]) -> Dict[str, Any]:
+def dashed(fields: dict[str, Any]) -> dict[str, Any]:
     """Return fields by the names of a kubeconfig, which have dashes."""
     return {key.replace("_", "-"): value for key, value in fields.items()}
 
 
 def one(
-    name: str, user: Any = None, cluster: Any = None, files: Optional[Dict[str, str]] = None, /, **others: Any
+    name: str, user: Any = None, cluster: Any = None, files: Optional[dict[str, str]] = None, /, **others: Any
 ) -> Form:
     """Return a form of one file."""
     environment = others.pop("environment", {})

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from typing import List
-
 from .file_forms import lists, merges, sections, syntax
 from .form import Form
 from .server_forms import proxies, servers, trust
 from .user_forms import plugins, users
 
 
-def forms() -> List[Form]:
+def forms() -> list[Form]:
     """Return all forms."""
     groups = (lists, merges, sections, syntax, servers, trust, proxies, users, plugins)
     return [form for group in groups for form in group()]

@@ -13,7 +13,7 @@ import ssl
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Iterator, Optional
 
 from tests.apiserver.tls import Certificates, make_certificates, make_client_certificate, make_server_certificate
 
@@ -74,7 +74,7 @@ class Laboratory:
             yield Placed(form, folder, values, self.witness)
 
 
-def _filled(content: str, values: Dict[str, str]) -> str:
+def _filled(content: str, values: dict[str, str]) -> str:
     """Replace the marks; those in JSON are escaped as JSON."""
     as_json = content.lstrip("\ufeff").startswith("{")
     for key, value in values.items():
@@ -96,7 +96,7 @@ def _write(target: Path, path: str, content: str) -> None:
 class Placed:
     """A form on the disk."""
 
-    def __init__(self, form: Form, folder: Path, values: Dict[str, str], witness: Witness) -> None:
+    def __init__(self, form: Form, folder: Path, values: dict[str, str], witness: Witness) -> None:
         self.form = form
         self.folder = folder
         self._values = values
@@ -104,7 +104,7 @@ class Placed:
         self.listed = None if form.listed is None else _filled(form.listed, values)
 
     @property
-    def environment(self) -> Dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """The whole environment of a client."""
         names = {*_OTHERS, *_PROXIES, *(name.lower() for name in _PROXIES)}
         kept = {name: value for name, value in os.environ.items() if name not in names}
@@ -113,11 +113,11 @@ class Placed:
             own["KUBECONFIG"] = self.listed
         return {**kept, "HOME": str(self.folder / "home"), **own}
 
-    def outcome(self, refusal: Optional[str]) -> Dict[str, Any]:
+    def outcome(self, refusal: Optional[str]) -> dict[str, Any]:
         """Return what happened: a refusal, or what reached the server."""
         if refusal is not None:
             return {"refused": self._portable(refusal)}
-        hops: List[Any] = json.loads(self._portable(json.dumps(self._witness.hops)))
+        hops: list[Any] = json.loads(self._portable(json.dumps(self._witness.hops)))
         return {"hops": hops}
 
     def _portable(self, content: str) -> str:
@@ -126,7 +126,7 @@ class Placed:
         return content
 
 
-def ask_kubectl(kubectl: str, placed: Placed) -> Dict[str, Any]:
+def ask_kubectl(kubectl: str, placed: Placed) -> dict[str, Any]:
     """Return what kubectl makes of a form.
 
     For its version, each kubectl keeps the path in the URL of the server, unlike for ``get --raw``.

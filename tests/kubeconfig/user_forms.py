@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Iterator, Optional
 
 from .form import HTTP, TLS, Form, dashed, one
 
@@ -109,7 +109,7 @@ def plugins() -> Iterator[Form]:
         "credential.json": json.dumps(credential),
     }
 
-    def plugin(name: str, settings: Any, environment: Optional[Dict[str, str]] = None, **others: Any) -> Form:
+    def plugin(name: str, settings: Any, environment: Optional[dict[str, str]] = None, **others: Any) -> Form:
         return one(f"exec: {name}", {"exec": settings, **others}, None, files, environment=environment or {})
 
     yield plugin("v1", never)

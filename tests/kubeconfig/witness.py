@@ -12,7 +12,7 @@ import select
 import socket
 import ssl
 import threading
-from typing import Any, Dict, List
+from typing import Any
 
 from tests.apiserver.tls import Certificates
 
@@ -31,7 +31,7 @@ _ANSWER = json.dumps(
 _SHOWN = ("Authorization", "Proxy-Authorization", "Accept-Encoding")
 _SECONDS = 10.0
 
-Hop = Dict[str, Any]
+Hop = dict[str, Any]
 
 
 class Witness:
@@ -42,7 +42,7 @@ class Witness:
     """
 
     def __init__(self, certificates: Certificates) -> None:
-        self.hops: List[Hop] = []
+        self.hops: list[Hop] = []
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificates.certificate, certificates.key)
         self._context.load_verify_locations(certificates.authority)

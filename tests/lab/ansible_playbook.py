@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Dict, List
 
 ROOT = Path(__file__).resolve().parents[2]
 PAYLOADS = ROOT / ".cache" / "payloads"
@@ -30,12 +29,12 @@ SITE = Path(__file__).resolve().parent / "compiled"
 _DAY = 24 * 3600
 
 
-def ansible_playbook() -> List[str]:
+def ansible_playbook() -> list[str]:
     """Return the beginning of a command line that runs this program."""
     return [sys.executable, str(Path(__file__).resolve())]
 
 
-def compiled_environment() -> Dict[str, str]:
+def compiled_environment() -> dict[str, str]:
     """Return the variables with which a local Python keeps the compiled code of archives."""
     COMPILED.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join([str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import http.client
 import threading
-from typing import Dict, Mapping, NamedTuple, Tuple
+from typing import Mapping, NamedTuple
 
 from tests.lab import system
 
@@ -24,7 +24,7 @@ class Target(NamedTuple):
     health_path: str = "/"
 
 
-def answer_of(address: str, port: int, path: str = "/", timeout: float = 5.0) -> Tuple[int, str]:
+def answer_of(address: str, port: int, path: str = "/", timeout: float = 5.0) -> tuple[int, str]:
     """Return status and body of an HTTP answer; status 0 without one."""
     connection = http.client.HTTPConnection(address, port, timeout=timeout)
     try:
@@ -50,14 +50,14 @@ class LoadBalancer:
     def __init__(
         self, target: Target, addresses: Mapping[int, str], hook: str = "prerouting", patience: float = 1.0
     ) -> None:
-        self.nodes: Tuple[int, ...] = ()
+        self.nodes: tuple[int, ...] = ()
         self._target = target
         self._patience = patience
         self._addresses = addresses
         self._table = f"ip lb-{target.health_port}"
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self._failed: Dict[int, int] = dict.fromkeys(addresses, FALL)
+        self._failed: dict[int, int] = dict.fromkeys(addresses, FALL)
         system.run(["nft", "-f", "-"], f"table {self._table} {{ chain in {{ type nat hook {hook} priority -100; }}; }}")
         self._thread.start()
 
@@ -71,7 +71,7 @@ class LoadBalancer:
             if chosen and chosen != self.nodes:
                 self._send_to(chosen)
 
-    def _send_to(self, nodes: Tuple[int, ...]) -> None:
+    def _send_to(self, nodes: tuple[int, ...]) -> None:
         places = ", ".join(f"{place} : {self._addresses[number]}" for place, number in enumerate(nodes))
         chosen = f"numgen inc mod {len(nodes)} map {{ {places} }}"
         matched = f"ip daddr {self._target.address} tcp dport {self._target.port}"

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Dict, List, Optional, Sequence, Tuple, Type
+from typing import Optional, Sequence
 
 from tests.lab import ssh, uml
 from tests.lab.node import Specification
@@ -43,7 +43,7 @@ TOOLS = {
 }
 
 
-def missing(guests: bool = True) -> List[str]:
+def missing(guests: bool = True) -> list[str]:
     """Return what this host lacks for the laboratory, one line each with its remedy.
 
     ``guests``: whether a node has its own kernel.
@@ -81,7 +81,7 @@ class Lab:
         self.snapshot = snapshot
         self.directory = Path(tempfile.gettempdir()) / f"kubenode-{name}"
         self.layout = tuple(layout)
-        self.nodes: Tuple[LabNode, ...] = tuple(node for node in layout if not nodes or node.name in nodes)
+        self.nodes: tuple[LabNode, ...] = tuple(node for node in layout if not nodes or node.name in nodes)
         unknown = set(nodes) - {node.name for node in layout}
         if unknown:
             known = ", ".join(node.name for node in layout)
@@ -93,7 +93,7 @@ class Lab:
 
     def __exit__(
         self,
-        kind: Optional[Type[BaseException]],
+        kind: Optional[type[BaseException]],
         error: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
@@ -155,7 +155,7 @@ class Lab:
         if names:
             ip_batch([f"netns del {name}" for name in names])
 
-    def status(self) -> Dict[str, str]:
+    def status(self) -> dict[str, str]:
         """Return the state of each node: running or stopped."""
         states = {node.name: "stopped" for node in self.nodes}
         for record in self._records():
@@ -181,7 +181,7 @@ class Lab:
         """Send one request from an address of the outside client."""
         return ask(protocol, address, port, source=source, namespace=self.client_path, timeout=timeout)
 
-    def ask_from_pod(self, node: str, pod: str, protocol: str, address: str, port: int, count: int = 1) -> List[Answer]:
+    def ask_from_pod(self, node: str, pod: str, protocol: str, address: str, port: int, count: int = 1) -> list[Answer]:
         """Send requests from a pod of a node."""
         module = f"{shlex.quote(sys.executable)} -m tests.lab.probe"
         where = f"cd {shlex.quote(str(ROOT))} && PYTHONDONTWRITEBYTECODE=1"
@@ -190,7 +190,7 @@ class Lab:
 
     # ---- parts
 
-    def _records(self) -> List[Dict[str, str]]:
+    def _records(self) -> list[dict[str, str]]:
         if not self.directory.is_dir():
             return []
         return [json.loads(path.read_text(encoding="utf-8")) for path in self.directory.glob("*/process.json")]
@@ -244,7 +244,7 @@ class Lab:
         record = {"node": node.name, "process": str(process), "kind": "uml" if node.own_kernel else "namespace"}
         (scratch / "process.json").write_text(json.dumps({**record, "scratch": str(scratch)}), encoding="ascii")
 
-    def _ssh_options(self) -> List[str]:
+    def _ssh_options(self) -> list[str]:
         proxy = [sys.executable, "-m", "tests.lab.connect", self.namespace("fabric")]
         command = f"env PYTHONPATH={shlex.quote(str(ROOT))} {' '.join(map(shlex.quote, proxy))} %h %p"
         options = {
@@ -297,15 +297,15 @@ class Lab:
             "ansible_become": False,
         }
         modes = sorted({node.mode for node in self.nodes} | {"iptables", "ipvs"})
-        groups: Dict[str, Dict[str, Dict[str, Dict[str, str]]]] = {
+        groups: dict[str, dict[str, dict[str, dict[str, str]]]] = {
             mode: {"hosts": {node.name: {} for node in self.nodes if node.mode == mode}} for mode in modes
         }
-        cluster: Dict[str, Dict[str, Dict[str, str]]] = {"children": {"lab": {}}}
+        cluster: dict[str, dict[str, dict[str, str]]] = {"children": {"lab": {}}}
         inventory = {"lab": {"hosts": hosts, "vars": variables}, "k8s_cluster": cluster, **groups}
         self.inventory.write_text(json.dumps(inventory, indent=2) + "\n", encoding="utf-8")
 
 
-def _is_ours(record: Dict[str, str]) -> bool:
+def _is_ours(record: dict[str, str]) -> bool:
     """Report whether the recorded process is still that node, not a later process with the same number."""
     try:
         words = Path("/proc", record["process"], "cmdline").read_bytes()
@@ -314,7 +314,7 @@ def _is_ours(record: Dict[str, str]) -> bool:
     return record["scratch"].encode() in words
 
 
-def _end(record: Dict[str, str]) -> None:
+def _end(record: dict[str, str]) -> None:
     if not _is_ours(record):
         return
     process = int(record["process"])

@@ -14,7 +14,7 @@ import fcntl
 import itertools
 import os
 import tempfile
-from typing import Iterator, List, NamedTuple, Tuple
+from typing import Iterator, NamedTuple
 
 from tests.lab.system import LabError
 
@@ -24,8 +24,8 @@ _MOST_GUESTS = 64
 class Pin(NamedTuple):
     """The words that precede a pinned command, and the descriptors that it must inherit."""
 
-    words: List[str]
-    descriptors: Tuple[int, ...]
+    words: list[str]
+    descriptors: tuple[int, ...]
 
 
 UNPINNED = Pin([], ())

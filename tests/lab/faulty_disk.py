@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import List, Sequence, Union
+from typing import Sequence, Union
 
 READ_ONLY, FULL, NO_FILES = "read-only", "full", "no-files"
 #: Calls that make what was written durable or visible, by the name of the fault.
@@ -46,7 +46,7 @@ def mount_script(kind: str, directory: Union[str, Path], kept: Union[str, Path],
     )
 
 
-def tracer(calls: str, log: Union[str, Path], options: Sequence[str], injection: str = "") -> List[str]:
+def tracer(calls: str, log: Union[str, Path], options: Sequence[str], injection: str = "") -> list[str]:
     """Return the command line of strace that writes each of these calls to a file: a kind of CALLS, or their names.
 
     ``injection``: what to do to them, such as ``:error=EIO``.

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Callable, ContextManager, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, ContextManager, Mapping, NamedTuple, Optional, Sequence
 
 from tests.lab.node import Specification
 from tests.lab.system import LabError
@@ -24,7 +24,7 @@ from tests.lab.system import LabError
 Boot = Callable[[Specification], ContextManager[Callable[[], bool]]]
 
 # fmt: off
-DATAPLANE_MODULES: Tuple[str, ...] = (
+DATAPLANE_MODULES: tuple[str, ...] = (
     "ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_sh", "ip_vs_mh", "ip_vs_dh", "ip_vs_sed",
     "ip_vs_nq", "nf_conntrack", "nf_conntrack_netlink", "iptable_nat", "iptable_filter", "iptable_mangle",
     "ip6table_nat", "ip6table_filter", "ip6table_mangle", "xt_MASQUERADE", "xt_comment", "xt_mark", "xt_conntrack",

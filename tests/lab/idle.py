@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import select
 import socket
-from typing import Callable, Dict, Tuple
+from typing import Callable
 
 
-def hold_idle(server: Tuple[str, int], source: str, count: int, until: Callable[[], bool]) -> int:
+def hold_idle(server: tuple[str, int], source: str, count: int, until: Callable[[], bool]) -> int:
     """Keep ``count`` connections open from one IPv4 address, and open each again that the server closes.
 
     Return how many connections were opened, once there were ``count`` and ``until()``, called between rounds, is true.
     """
     poll = select.epoll()
-    held: Dict[int, socket.socket] = {}
+    held: dict[int, socket.socket] = {}
     opened = 0
     try:
         while not until() or opened < count:

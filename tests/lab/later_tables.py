@@ -11,7 +11,6 @@ since 1.38) and counted by named counters, the first stateful objects in the tab
 from __future__ import annotations
 
 import re
-from typing import List
 
 PROTOCOLS = ("tcp", "udp", "sctp")
 _LOOPBACK = {"ip": "127.0.0.0/8", "ip6": "::1"}
@@ -43,7 +42,7 @@ def _table(family: str, body: str) -> str:
     return f"table {family} kube-proxy {{\n{added}{before}{check}{own}\t\t{rule}\n{end}{rest}}}\n"
 
 
-def _rejections(elements: List[str]) -> List[str]:
+def _rejections(elements: list[str]) -> list[str]:
     lines = []
     for protocol in PROTOCOLS:
         counter = f"localhost-nodeport-rejected-{protocol}"

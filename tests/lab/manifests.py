@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Union
+from typing import Any, Iterable, Optional, Sequence, Union
 
-Object = Dict[str, Any]
+Object = dict[str, Any]
 
 
 def port(number: int, *, name: str = "", protocol: str = "TCP", **more: Any) -> Object:
@@ -66,7 +66,7 @@ def endpoint_slice(
 
     ``name``: its name, by default that of the Service with ``-1``. ``metadata``: further fields of the metadata.
     """
-    listed: List[Object] = list(endpoints)
+    listed: list[Object] = list(endpoints)
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Sequence
 
 from tests.lab.ansible_playbook import compiled_environment
 from tests.lab.background import Background
@@ -39,12 +39,12 @@ class Namespaces:
         script = " && ".join([*steps, "ip link set lo up", "echo ready", "exec sleep infinity"])
         self.holder = Background(["unshare", "-n", "-m", "--propagation", "private", "sh", "-c", script])
 
-    def enter(self, directory: Path) -> List[str]:
+    def enter(self, directory: Path) -> list[str]:
         """Return the beginning of a command line that runs in the namespaces, in this directory."""
         return ["nsenter", "-t", str(self.holder.pid), "-n", "-m", f"--wd={directory}"]
 
     def execute(
-        self, command: Sequence[str], directory: Path, text: str = "", more: Dict[str, str] | None = None
+        self, command: Sequence[str], directory: Path, text: str = "", more: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a program in the namespaces, with this standard input and ``more`` in its environment."""
         return subprocess.run(
@@ -61,7 +61,7 @@ class Namespaces:
         self.holder.close()
 
 
-def ansible_environment(scratch: Path) -> Dict[str, str]:
+def ansible_environment(scratch: Path) -> dict[str, str]:
     """Return the environment in which ansible-playbook finds the collection and writes only below ``scratch``."""
     return {
         "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),

@@ -21,7 +21,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 from tests.lab import system
 
@@ -50,20 +50,20 @@ class Specification(NamedTuple):
 
     hostname: str
     scratch: str
-    visible: List[str] = []
-    writable: List[str] = []
-    modules: List[str] = []
-    sysctls: Dict[str, str] = {}
-    network: List[str] = []
-    pods: List[Dict[str, str]] = []
-    environment: Dict[str, str] = {}
+    visible: list[str] = []
+    writable: list[str] = []
+    modules: list[str] = []
+    sysctls: dict[str, str] = {}
+    network: list[str] = []
+    pods: list[dict[str, str]] = []
+    environment: dict[str, str] = {}
     directory: str = "/"
-    command: Optional[List[str]] = None
+    command: Optional[list[str]] = None
     sshd: Optional[str] = None
     echo: Optional[str] = None
     kernel: str = GUEST_MODULES
     shared: str = "hostfs"
-    views: Dict[str, str] = {}
+    views: dict[str, str] = {}
 
     def save(self, path: Path) -> None:
         """Write the specification where the node will read it."""
@@ -225,9 +225,9 @@ def _live(specification: Specification) -> None:
     _run_services(specification, services)
 
 
-def make_pods(pods: Sequence[Dict[str, str]]) -> None:
+def make_pods(pods: Sequence[dict[str, str]]) -> None:
     """Give each pod a network namespace behind a veth pair, routed point to point as CNI's ptp plug-in does."""
-    lines: List[str] = []
+    lines: list[str] = []
     for number, pod in enumerate(pods):
         device, gateway = f"veth{number}", _gateway(pod)
         lines += [
@@ -256,7 +256,7 @@ def make_pods(pods: Sequence[Dict[str, str]]) -> None:
         )
 
 
-def _gateway(pod: Dict[str, str]) -> str:
+def _gateway(pod: dict[str, str]) -> str:
     """Return the node's own address within its pod range, the first one."""
     return pod["address"].rsplit(".", 1)[0] + ".1"
 

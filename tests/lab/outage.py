@@ -8,7 +8,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from typing import List, Tuple
 
 from . import system
 
@@ -29,7 +28,7 @@ class Client(threading.Thread):
         self._namespace, self._address, self._says = namespace, (address, port), says
         self._end = threading.Event()
         #: For each connection: its beginning and end (time.monotonic), and the problem, if any.
-        self.results: List[Tuple[float, float, str]] = []
+        self.results: list[tuple[float, float, str]] = []
         self.start()
 
     def run(self) -> None:

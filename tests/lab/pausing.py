@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Tuple
-
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import finished
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.tcp_flows import (
     Ended,
@@ -16,7 +14,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.tc
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.flows import Frontend
 
 
-def end_connections(family: str, endpoint: Tuple[str, int], frontend: Tuple[str, int]) -> Ended:
+def end_connections(family: str, endpoint: tuple[str, int], frontend: tuple[str, int]) -> Ended:
     """End the connections to an address and port that lead to an endpoint."""
     targets = Targets()
     targets.add([Frontend("TCP", *frontend)], [endpoint])

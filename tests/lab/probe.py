@@ -15,7 +15,7 @@ import random
 import socket
 import struct
 import sys
-from typing import List, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 from tests.lab import wire
 from tests.lab.system import socket_inside
@@ -92,7 +92,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--namespace", help="path of a network namespace")
     parser.add_argument("--timeout", type=float, default=2.0)
     options = parser.parse_args(arguments)
-    answers: List[Answer] = [
+    answers: list[Answer] = [
         ask(
             options.protocol,
             options.address,

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Callable, Iterator, NamedTuple, Optional, Sequence
 
 from tests.lab import debian_root
 from tests.lab.calls import Remote, RemoteError
@@ -71,7 +71,7 @@ def missing() -> Optional[str]:
 
 def command(
     kernel: StockKernel, memory: str, root: Sequence[str], program: Sequence[str], processors: int = 2
-) -> List[str]:
+) -> list[str]:
     """Return the command that starts a guest without devices, whose first program is ``program``.
 
     ``root``: the words of :data:`stock_kernel.FIRST_PROGRAM`, and variables for the first program.
@@ -84,12 +84,12 @@ def command(
     return [*argv, "-append", " ".join([*_KERNEL, *root, "--", *program])]
 
 
-def share(path: str, tag: str, more: str = "") -> List[str]:
+def share(path: str, tag: str, more: str = "") -> list[str]:
     """Return arguments that give a guest a directory of the host."""
     return ["-virtfs", f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{more}"]
 
 
-def network(number: int, backend: str, mac: str) -> List[str]:
+def network(number: int, backend: str, mac: str) -> list[str]:
     """Return arguments that give a guest a network device. ``backend``: how QEMU finds its tap device."""
     device = f"virtio-net-pci,netdev=net{number},mac={mac},romfile="
     return ["-netdev", f"tap,id=net{number},{backend}", "-device", device]
@@ -112,7 +112,7 @@ def system_of(release: Optional[str]) -> System:
     return System(stock_kernel(release), debian_root.debian_root(release), "/usr/bin/python3", path)
 
 
-def _root_words(system: System) -> List[str]:
+def _root_words(system: System) -> list[str]:
     """Return the kernel's words for a guest whose root is that of the system, read-only."""
     options = "trans=virtio,version=9p2000.L,cache=loose,msize=512000,ro"
     words = ["root.type=9p", f"root.options={options}", "root.source=root"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Callable, List, NamedTuple, Optional, Sequence
+from typing import Callable, NamedTuple, Optional, Sequence
 
 from tests.lab.later_tables import as_1_38
 
@@ -33,7 +33,7 @@ class Block(NamedTuple):
     text: str
 
 
-def blocks(path: Path, step: int) -> List[Block]:
+def blocks(path: Path, step: int) -> list[Block]:
     """Return the blocks of one step of a file ``state-MODE.txt``."""
     found = [
         Block(int(number), name, command, text)

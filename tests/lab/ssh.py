@@ -10,14 +10,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict
 
 from .node import AUTHORIZED_KEYS, Specification
 from .system import run, socket_inside
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Environment of the programs on a node.
-ENVIRONMENT: Dict[str, str] = {
+ENVIRONMENT: dict[str, str] = {
     "PYTHONPATH": str(ROOT),
     "PYTHONDONTWRITEBYTECODE": "1",
     "HOME": "/root",

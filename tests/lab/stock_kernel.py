@@ -16,7 +16,7 @@ import shutil
 import stat
 import tempfile
 from pathlib import Path
-from typing import Iterator, List, NamedTuple, Tuple
+from typing import Iterator, NamedTuple
 
 from tests.lab.system import LabError, run
 
@@ -121,9 +121,9 @@ def _fetch(cache: Path, suite: str) -> Path:
         return cache / release / "first-root"
 
 
-def _modules(unpacked: Path, release: str) -> List[Path]:
+def _modules(unpacked: Path, release: str) -> list[Path]:
     """Return the files of the drivers, in the order in which they can be loaded."""
-    order: List[Path] = []
+    order: list[Path] = []
     for driver in DRIVERS:
         listed = run(["modprobe", "-S", release, "-d", str(unpacked), "--show-depends", driver])
         for line in listed.splitlines():
@@ -137,7 +137,7 @@ def _modules(unpacked: Path, release: str) -> List[Path]:
 def _first_root(unpacked: Path, release: str) -> bytes:
     """Return a cpio archive (kernel: Documentation/driver-api/early-userspace/buffer-format.rst)."""
 
-    def entries() -> Iterator[Tuple[str, int, bytes]]:
+    def entries() -> Iterator[tuple[str, int, bytes]]:
         for directory in ("bin", "dev", "proc", "newroot", "modules"):
             yield directory, stat.S_IFDIR | 0o755, b""
         yield "bin/busybox", stat.S_IFREG | 0o755, (unpacked / "busybox").read_bytes()

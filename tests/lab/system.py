@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 from pathlib import Path
-from typing import Dict, Iterator, Optional, Sequence
+from typing import Iterator, Optional, Sequence
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -30,7 +30,7 @@ _OF_DEVICES = {"accept_local": 0, "arp_announce": 0, "arp_ignore": 0, "route_loc
 #: Settings of a network namespace on an unconfigured machine, as paths below /proc/sys/net, in this order: the first
 #: changes others. A new namespace copies some from the initial one, where container engines, sysctl.conf and other
 #: programs have set their own.
-NETWORK_DEFAULTS: Dict[str, int] = {
+NETWORK_DEFAULTS: dict[str, int] = {
     "ipv4/ip_forward": 0,
     "ipv6/conf/all/forwarding": 0,
     **{f"ipv4/conf/{of}/{name}": value for of in ("all", "default") for name, value in _OF_DEVICES.items()},

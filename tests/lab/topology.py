@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import platform
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import NamedTuple, Sequence
 
 SERVICE_RANGES = ("10.96.0.0/16", "198.51.100.0/24")
 SERVICE_RANGES6 = ("fd00:10:96::/112",)
@@ -94,7 +94,7 @@ def guests_are_possible() -> bool:
 NODES = (LabNode("lab-iptables", 1, False), LabNode("lab-ipvs", 2, True))
 
 
-def demonstration_nodes(host_has_ipvs: bool) -> Tuple[LabNode, ...]:
+def demonstration_nodes(host_has_ipvs: bool) -> tuple[LabNode, ...]:
     """Return the nodes of the demonstration, one for each mode that this machine can show.
 
     The IPVS node is a network namespace where the host's kernel has ip_vs, else a guest with its own kernel. There is
@@ -112,14 +112,14 @@ class Pod(NamedTuple):
     name: str
     address: str
     address6: str
-    ports: Tuple[Tuple[str, int], ...]
+    ports: tuple[tuple[str, int], ...]
 
 
-def pods_of(snapshot: Path, node: LabNode) -> List[Pod]:
+def pods_of(snapshot: Path, node: LabNode) -> list[Pod]:
     """Return the pods that the snapshot's EndpointSlices place on a node, each with the union of its ports."""
     document = json.loads(snapshot.read_text(encoding="utf-8"))
-    names: Dict[str, str] = {}
-    ports: Dict[str, Set[Tuple[str, int]]] = {}
+    names: dict[str, str] = {}
+    ports: dict[str, set[tuple[str, int]]] = {}
     for item in document["items"]:
         if item["kind"] != "EndpointSlice" or item["addressType"] != "IPv4":
             continue
@@ -136,7 +136,7 @@ def pods_of(snapshot: Path, node: LabNode) -> List[Pod]:
     ]
 
 
-def node_network(node: LabNode, device: str, nodes: Sequence[LabNode] = NODES) -> List[str]:
+def node_network(node: LabNode, device: str, nodes: Sequence[LabNode] = NODES) -> list[str]:
     """Return the lines of ip(8) that bring a node up on the fabric through ``device``."""
     lines = [] if device == "eth0" else [f"link set {device} name eth0"]
     lines += [
@@ -153,7 +153,7 @@ def node_network(node: LabNode, device: str, nodes: Sequence[LabNode] = NODES) -
     return lines
 
 
-def fabric_network(nodes: Sequence[LabNode]) -> List[str]:
+def fabric_network(nodes: Sequence[LabNode]) -> list[str]:
     """Return the lines of ip(8) for the fabric, whose ports to nodes and client exist already."""
     lines = ["link set lo up", "link add br0 type bridge", "link set br0 up", f"addr add {FABRIC}/24 dev br0"]
     lines += [f"addr add {FABRIC6}/64 dev br0 nodad", "link set client up", "addr add 203.0.113.1/24 dev client"]
@@ -170,7 +170,7 @@ def fabric_network(nodes: Sequence[LabNode]) -> List[str]:
     return lines
 
 
-def client_network(nodes: Sequence[LabNode] = NODES) -> List[str]:
+def client_network(nodes: Sequence[LabNode] = NODES) -> list[str]:
     """Return the lines of ip(8) for the client's namespace."""
     lines = ["link set lo up", "link set eth0 up"]
     for node in nodes:

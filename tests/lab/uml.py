@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Callable, Iterator, NamedTuple, Optional, Sequence
 
 from tests.lab.cores import pinned
 from tests.lab.guest_command import Guest, make_parser, run_in_guest, run_parsed, settings
@@ -80,7 +80,7 @@ def _compiler() -> Optional[str]:
     return next((path for path in map(shutil.which, COMPILERS) if path), None)
 
 
-def _preload(directory: Path) -> Dict[str, str]:
+def _preload(directory: Path) -> dict[str, str]:
     """Return the environment that lets linux.uml run on this processor; see xstate.c."""
     if not _large_register_state():
         return {}
@@ -93,7 +93,7 @@ def _preload(directory: Path) -> Dict[str, str]:
     return {"LD_PRELOAD": str(library)}
 
 
-def _memory_directory(megabytes: int) -> Dict[str, str]:
+def _memory_directory(megabytes: int) -> dict[str, str]:
     """Return where linux.uml keeps the guest's memory: /dev/shm unless it is too small, as in many containers."""
     try:
         status = os.statvfs("/dev/shm")
@@ -111,7 +111,7 @@ def _megabytes(memory: str) -> int:
     return int(number) * (1024 if unit == "G" else 1)
 
 
-def environment(scratch: Path, memory: str) -> Dict[str, str]:
+def environment(scratch: Path, memory: str) -> dict[str, str]:
     """Return the environment for linux.uml with this much memory; files that it needs are in ``scratch``."""
     return {**os.environ, **_preload(scratch), **_memory_directory(_megabytes(memory))}
 
@@ -128,7 +128,7 @@ def start(
         raise LabError(problem)
     scratch = Path(specification.scratch)
     specification.save(scratch / "specification.json")
-    argv: List[str] = []
+    argv: list[str] = []
     if network:
         argv += ["ip", "netns", "exec", network.namespace]
     argv += ["linux.uml", "rootfstype=hostfs", "rootflags=/", "ro", f"mem={memory}", f"init={sys.executable}"]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Dict, List
+from typing import Any
 
 import yaml
 
@@ -23,7 +23,7 @@ VARIABLES = {"ansible_default_ipv4": {"address": "10.0.0.7"}, "ansible_host": "1
 LOADED = {MODULES: {"mode": "ipvs", "schedulers": ["wrr", "wlc", "sh"], "persistent": False}}
 
 
-def tasks_of(source: str) -> List[Task]:
+def tasks_of(source: str) -> list[Task]:
     """Return the tasks of a module's examples, or those of the page's playbooks, for this node only."""
     if source == PAGE:
         plays = [yaml.safe_load(block.text) for block in playbook_blocks() if block.place.startswith(f"{PAGE}:")]
@@ -42,7 +42,7 @@ def _here(task: Task) -> Task:
     return kept
 
 
-def faults_of_examples(node: Node, source: str, *first: Task) -> List[str]:
+def faults_of_examples(node: Node, source: str, *first: Task) -> list[str]:
     """Run the examples in check mode and twice, after other tasks; return what is wrong with them.
 
     A change that waits for its confirmation, and the confirmation of it, are not repeated.
@@ -50,10 +50,10 @@ def faults_of_examples(node: Node, source: str, *first: Task) -> List[str]:
     tasks = tasks_of(source)
     assert tasks, source
     times = [1 if "register" in task or "confirmed" in str(task) else 3 for task in tasks]
-    runs: List[Task] = [*first]
+    runs: list[Task] = [*first]
     for task, count in zip(tasks, times):
         runs += [task] if count == 1 else [{**task, "check_mode": True}, task, task]
-    results: List[Dict[str, Any]] = node.play(*runs, variables=VARIABLES)[len(first) :]
+    results: list[dict[str, Any]] = node.play(*runs, variables=VARIABLES)[len(first) :]
     faults = []
     for task, count in zip(tasks, times):
         found, results = results[:count], results[count:]

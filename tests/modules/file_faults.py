@@ -16,7 +16,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.installed import HISTORY_DIRECTORY
@@ -29,7 +29,7 @@ PLACES = (*HIDDEN, "/etc/modprobe.d", "/etc/kubernetes")
 #: What the programs serve, and on which node.
 NODE = "lab-iptables"
 CONNTRACK = {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
-CONFIGURATION: Dict[str, Any] = {"clusterCIDR": "10.244.0.0/16", "conntrack": CONNTRACK}
+CONFIGURATION: dict[str, Any] = {"clusterCIDR": "10.244.0.0/16", "conntrack": CONNTRACK}
 #: The same, as the file of a command.
 DOCUMENT = {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", **CONFIGURATION}
 
@@ -52,7 +52,7 @@ with patch_module_args(json.loads(sys.argv[2])):
     importlib.import_module(f"ansible_collections.kubenode.proxy.plugins.modules.{sys.argv[1]}").main()
 """
 
-Files = Dict[str, List[Any]]
+Files = dict[str, list[Any]]
 
 
 class Fault(NamedTuple):
@@ -74,12 +74,12 @@ class Outcome(NamedTuple):
     said: str
 
 
-def command(*words: str) -> List[str]:
+def command(*words: str) -> list[str]:
     """Return a command line of the node command."""
     return [sys.executable, "-m", "plugins.module_utils.command.cli", *words]
 
 
-def module(name: str, **options: Any) -> List[str]:
+def module(name: str, **options: Any) -> list[str]:
     """Return a command line that runs a module of the collection, as Ansible's payload does."""
     given = {**options, "_ansible_remote_tmp": "/run/ansible", "_ansible_check_mode": False}
     return [sys.executable, "-c", _MODULE, name, json.dumps(given)]
@@ -146,16 +146,16 @@ class FaultyNode(Namespaces):
         assert outcome.ok, outcome
         return len((self.scratch / "calls").read_text().splitlines())
 
-    def _tracer(self, kind: str, injection: str = "") -> List[str]:
+    def _tracer(self, kind: str, injection: str = "") -> list[str]:
         return tracer(kind, self.scratch / "calls", ["--seccomp-bpf"], injection)
 
 
-def changed(before: Files, after: Files) -> List[str]:
+def changed(before: Files, after: Files) -> list[str]:
     """Return the paths of the files that were written or removed."""
     return sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
 
 
-def is_whole(path: str, written: List[Any]) -> bool:
+def is_whole(path: str, written: list[Any]) -> bool:
     """Return whether a file is complete, where its format shows that. One without content counts as missing."""
     content = base64.b64decode(written[1])
     try:

@@ -16,13 +16,13 @@ import sys
 import time
 from difflib import unified_diff
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Sequence
 
 from tests.lab.ansible_playbook import ansible_playbook
 from tests.lab.namespaces import ROOT, Namespaces, ansible_environment
 
-Task = Dict[str, Any]
-Result = Dict[str, Any]
+Task = dict[str, Any]
+Result = dict[str, Any]
 
 # Keywords of a task that runs as an unprivileged user.
 UNPRIVILEGED: Task = {
@@ -57,30 +57,30 @@ class Node(Namespaces):
             raise AssertionError(f"{command}: status {done.returncode}: {done.stdout[-3000:]}{done.stderr[-3000:]}")
         return done
 
-    def play(self, *tasks: Task, variables: Dict[str, Any] | None = None) -> List[Result]:
+    def play(self, *tasks: Task, variables: dict[str, Any] | None = None) -> list[Result]:
         """Run the tasks in one playbook and return the result of each; a failed task does not end the run.
 
         Diffs are always collected; a task requests check mode with ``check_mode: true``.
         """
         results = self.scratch / f"results-{time.monotonic_ns()}.json"
-        steps: List[Task] = []
+        steps: list[Task] = []
         for number, task in enumerate(tasks):
             steps.append({"register": f"result_{number}", "ignore_errors": True, "diff": True, **task})
         names = ", ".join(step["register"] for step in steps)
         content = "{{ [" + names + "] | to_json }}"
         steps.append({"ansible.builtin.copy": {"content": content, "dest": str(results)}, "diff": False})
         self._playbook({"tasks": steps}, variables or {})
-        found: List[Result] = json.loads(results.read_text(encoding="utf-8"))
+        found: list[Result] = json.loads(results.read_text(encoding="utf-8"))
         return found
 
-    def role(self, name: str, variables: Dict[str, Any], *, check: bool = False) -> Dict[str, int]:
+    def role(self, name: str, variables: dict[str, Any], *, check: bool = False) -> dict[str, int]:
         """Run a role, optionally in check mode, and return the recap's counters."""
         done = self._playbook({"roles": [name]}, variables, "--diff", *(["--check"] if check else []))
         recap = done.stdout.rsplit("PLAY RECAP", 1)[1].split(" : ", 1)[1]
         return {key: int(value) for key, value in (word.split("=") for word in recap.split())}
 
     def _playbook(
-        self, content: Dict[str, Any], variables: Dict[str, Any], *options: str
+        self, content: dict[str, Any], variables: dict[str, Any], *options: str
     ) -> subprocess.CompletedProcess[str]:
         interpreter = {"ansible_python_interpreter": sys.executable}
         play = {"hosts": "all", "gather_facts": False, "vars": {**interpreter, **variables}, **content}
@@ -88,7 +88,7 @@ class Node(Namespaces):
         playbook.write_text(json.dumps([play]), encoding="utf-8")
         return self.run(*ansible_playbook(), "-i", "node,", "-c", "local", *options, str(playbook))
 
-    def four_runs(self, module: str, options: Dict[str, Any], *, verify: Sequence[str]) -> FourRuns:
+    def four_runs(self, module: str, options: dict[str, Any], *, verify: Sequence[str]) -> FourRuns:
         """Run check, apply, check, apply; ``verify`` is a tool whose output proves which runs changed something."""
         look = {"ansible.builtin.command": {"argv": list(verify)}, "changed_when": False}
         run = {f"kubenode.proxy.{module}": options}

@@ -14,12 +14,12 @@ import json
 import os
 import runpy
 import sys
-from typing import Any, Dict, Tuple
+from typing import Any
 
 COLLECTION = "ansible_collections.kubenode.proxy.plugins.modules"
 
 
-def begin(module: str, arguments: Dict[str, Any], check: bool) -> Tuple[int, int]:
+def begin(module: str, arguments: dict[str, Any], check: bool) -> tuple[int, int]:
     """Run a module in a child process; return its number, and the descriptor from which its result is read."""
     reading, writing = os.pipe()
     child = os.fork()

@@ -12,12 +12,12 @@ import importlib
 import itertools
 import json
 import sys
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set
+from typing import Any, Iterator, Mapping, Sequence
 
 from tests.modules.harness import Node
 from tests.modules.many_runs import COLLECTION
 
-Options = Dict[str, Any]
+Options = dict[str, Any]
 Values = Mapping[str, Sequence[Any]]
 
 
@@ -30,18 +30,18 @@ def in_pairs(base: Options, values: Values, limit: int = 2) -> Iterator[Options]
                 yield {**base, **dict(zip(names, chosen))}
 
 
-def declared(module: str, name: str = "_OPTIONS") -> Set[str]:
+def declared(module: str, name: str = "_OPTIONS") -> set[str]:
     """Return the options in an argument specification of a module."""
-    found: Set[str] = set(getattr(importlib.import_module(f"{COLLECTION}.{module}"), name))
+    found: set[str] = set(getattr(importlib.import_module(f"{COLLECTION}.{module}"), name))
     return found
 
 
-def faults(node: Node, module: str, tasks: Sequence[Options], reset: Sequence[Options] = ()) -> List[str]:
+def faults(node: Node, module: str, tasks: Sequence[Options], reset: Sequence[Options] = ()) -> list[str]:
     """Return what breaks the rule, one text for each task; ``reset`` are tasks that run before each of them.
 
     At least a third of the tasks must be accepted, so that the rule is tried.
     """
-    runs: List[Any] = []
+    runs: list[Any] = []
     for task in tasks:
         runs += [(module, each, False) for each in reset]
         runs += [(module, task, check) for check in (True, False, False)]

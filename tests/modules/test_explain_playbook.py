@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
 
 from tests.lab import manifests
 from tests.lab.ansible_playbook import ansible_playbook
@@ -24,7 +23,7 @@ PYTHONPATH={root}/plugins exec unshare -n {python} -m module_utils.command.cli "
 """
 
 
-def command(place: Path, name: str, endpoints: List[str]) -> str:
+def command(place: Path, name: str, endpoints: list[str]) -> str:
     """Write a node command for a host that knows these endpoints, and return its path."""
     ports = [manifests.port(80, name="http")]
     objects = [
@@ -49,7 +48,7 @@ def answering(place: Path, answer: str) -> str:
 
 def test_hosts_that_answer_differently_are_shown_first(tmp_path: Path) -> None:
     both = command(tmp_path, "both", ["10.244.1.5", "10.244.2.5"])
-    hosts: Dict[str, Dict[str, str]] = {
+    hosts: dict[str, dict[str, str]] = {
         "first": {"explain_command": both},
         "second": {"explain_command": both},
         "behind": {"explain_command": command(tmp_path, "behind", ["10.244.1.5"])},

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import pytest
 
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
     argv: Sequence[str]
     before: Sequence[Sequence[str]] = ()
-    files: Dict[str, Any] = {}
+    files: dict[str, Any] = {}
     removes: bool = False
 
 
@@ -154,7 +154,7 @@ class Sweep:
             node.close()
             yield from (Fault(kind, str(number)) for number in range(1, calls + 1))
 
-    def defects(self, fault: Fault, before: State, after: State) -> List[str]:
+    def defects(self, fault: Fault, before: State, after: State) -> list[str]:
         """Run the row during a fault and once more after it; return what is wrong."""
         node = self.node()
         outcome = node.suffer(self.row.argv, fault)

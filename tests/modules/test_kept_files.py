@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 import yaml
@@ -82,7 +82,7 @@ def test_what_is_beside_an_edited_file_is_removed(node):
     assert node.run("test", "!", "-e", files["parameters_file"]).returncode == 0
 
 
-def role_task(role: str, file: str, name: str) -> Dict[str, Any]:
+def role_task(role: str, file: str, name: str) -> dict[str, Any]:
     """Return a task of a role, which has one of this name."""
     (found,) = (
         task for task in yaml.safe_load((ROOT / "roles" / role / "tasks" / file).read_text()) if task["name"] == name
@@ -100,7 +100,7 @@ def test_of_the_directory_of_saved_states_only_these_are_removed(node, others):
     names = ("Remove the saved states", "Remove the directory of the saved states if it is empty")
     first, second = (role_task("service_proxy", "absent.yml", name) for name in names)
 
-    def removal(number: int, checks: bool = False) -> Dict[str, Any]:
+    def removal(number: int, checks: bool = False) -> dict[str, Any]:
         # The harness keeps results by these names, and runs playbooks without --check.
         text = json.dumps(first).replace(first["register"], f"result_{number}")
         return dict(json.loads(text.replace("ansible_check_mode", str(checks).lower())))

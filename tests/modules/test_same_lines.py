@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 import pytest
 
@@ -29,7 +29,7 @@ NODE = {
 }
 
 
-def web(**more: Any) -> List[Dict[str, Any]]:
+def web(**more: Any) -> list[dict[str, Any]]:
     """Return a Service with one endpoint."""
     annotations, protocol = more.pop("annotations", {}), more.pop("protocol", "TCP")
     port = {**PORT, "protocol": protocol}
@@ -38,7 +38,7 @@ def web(**more: Any) -> List[Dict[str, Any]]:
     return [service, manifests.endpoint_slice("web", [manifests.endpoint("10.244.0.9", "node-a")], [port])]
 
 
-def listed(*items: Dict[str, Any], **fields: Any) -> Dict[str, Any]:
+def listed(*items: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "List", "items": list(items), **fields}
 
 
@@ -49,7 +49,7 @@ STATUS = {"apiVersion": "v1", "kind": "Status", "status": "Failure", "message": 
 class Input(NamedTuple):
     """A snapshot, part of the line about it, and which ways to use it only warn: none, those of rendering, or all."""
 
-    snapshot: Dict[str, Any]
+    snapshot: dict[str, Any]
     line: str
     warns: str = ""
 
@@ -75,7 +75,7 @@ INPUTS = {
 }
 
 
-def played(node: Node, playbook: str, *options: str, **variables: Any) -> List[str]:
+def played(node: Node, playbook: str, *options: str, **variables: Any) -> list[str]:
     """Run a playbook on the node, whose name is that of its Node, and return its errors and warnings."""
     given = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3", "ansible_become": False}
     given.update(service_proxy_node_name="node-a", kernel_install_packages=False, kernel_unchangeable="warn")
@@ -104,7 +104,7 @@ def test_what_is_wrong_with_the_input_is_said_in_the_same_words(node, tmp_path, 
     given = INPUTS[name]
     path = tmp_path / "snapshot.json"
     path.write_text(json.dumps(given.snapshot))
-    said: Dict[str, Any] = {}
+    said: dict[str, Any] = {}
     arguments = {"snapshot": str(path), "node_name": "node-a", "mode": "nftables"}
     ways = {"check": ({}, True), "present": ({}, False), "rendered": ({"state": "rendered"}, False)}
     runs = [("service_proxy", {**arguments, **more}, check) for more, check in ways.values()]
@@ -131,7 +131,7 @@ def test_what_is_wrong_with_the_input_is_said_in_the_same_words(node, tmp_path, 
     same_line(said, given.line)
 
 
-def same_line(said: Dict[str, List[str]], part: str) -> None:
+def same_line(said: dict[str, list[str]], part: str) -> None:
     """Check that each way says one and the same line with this part; commands put the program's name before it."""
     lines = {}
     for way, texts in said.items():
@@ -161,7 +161,7 @@ CONFIGURATIONS = {
 
 
 @contextlib.contextmanager
-def agent(node: Node, path: Path) -> Iterator[List[str]]:
+def agent(node: Node, path: Path) -> Iterator[list[str]]:
     """Have an agent run on the node, to which no API server answers; yield the options with which it is asked."""
     scratch = node.scratch
     path.write_text(f"{HEADER}mode: nftables\n{NODE_PROXY}staticServices: {{directory: {scratch}/none}}\n")
@@ -184,7 +184,7 @@ def test_what_is_wrong_with_the_configuration_is_said_in_the_same_words(node, tm
     """By the start of the agent, the check before that, its reload, and commands; a warning by all of them as well."""
     text, line = CONFIGURATIONS[name]
     path = tmp_path / "configuration.yaml"
-    said: Dict[str, str] = {}
+    said: dict[str, str] = {}
     with agent(node, path) as control:
         path.unlink()
         if text:

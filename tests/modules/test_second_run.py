@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -81,7 +81,7 @@ RULES = """
 -p tcp --dport 70000
 """.strip().splitlines()
 
-CHAIN: Dict[str, Any] = {
+CHAIN: dict[str, Any] = {
     "name": ["lower.case_1", "A-CHAIN-WITH-28-CHARACTERS-1", "a/b", "INPUT"],
     "table": ["nat", "mangle", "raw", "security"],
     "family": ["ipv6", "both"],
@@ -93,7 +93,7 @@ CHAIN: Dict[str, Any] = {
         [{"from": "OUTPUT", "position": "last"}, {"from": "OUTPUT", "match": "-d 10.0.0.0/255.0.0.0"}],
     ],
 }
-LISTED: Dict[str, Any] = {
+LISTED: dict[str, Any] = {
     "chains": [[{"name": "OTHER"}, {"name": "OWN", "rules": ["-g OTHER"], "jumps": [{"from": "OUTPUT"}]}]],
     "state": ["absent", "confirmed"],
     "confirm_timeout": [-1],
@@ -103,11 +103,11 @@ LISTED: Dict[str, Any] = {
 }
 
 
-def chains_tasks(variant: str) -> List[Dict[str, Any]]:
+def chains_tasks(variant: str) -> list[dict[str, Any]]:
     """Return tasks with each rule in each family, and with the values of all options."""
     assert set(CHAIN) == declared("iptables_chains", "_CHAIN") and set(LISTED) == declared("iptables_chains")
     other = {"name": "OTHER", "family": "both"}
-    chains: List[Dict[str, Any]] = [
+    chains: list[dict[str, Any]] = [
         {"name": "OWN", "family": family, "rules": [rule]}
         for family in ("ipv4", "ipv6")
         for rule in (RULES if FULL else RULES[::3])
@@ -124,7 +124,7 @@ def test_chains(node, variant):
 
 
 #: What a second chain may have in common with the first, and the ways in which each may refer to the other.
-OTHERS: List[Dict[str, Any]] = [
+OTHERS: list[dict[str, Any]] = [
     {"name": "SECOND"},
     {"name": "SECOND", "table": "nat"},
     {"name": "SECOND", "family": "ipv6"},
@@ -137,7 +137,7 @@ OTHERS: List[Dict[str, Any]] = [
     {"name": "own"},
     {"name": "SECOND", "table": "mangle", "family": "both"},
 ]
-REFERENCES: List[Dict[str, Any]] = [
+REFERENCES: list[dict[str, Any]] = [
     {},
     {"rules": ["-j @"]},
     {"rules": ["-j RETURN"], "jumps": [{"from": "OUTPUT", "match": "-p UDP"}]},
@@ -149,7 +149,7 @@ REFERENCES: List[Dict[str, Any]] = [
 ]
 
 
-def pairs_of_chains(variant: str) -> List[Dict[str, Any]]:
+def pairs_of_chains(variant: str) -> list[dict[str, Any]]:
     """Return tasks with two chains in both orders, each of which may refer to the other."""
     tasks = []
     for second in OTHERS:
@@ -174,7 +174,7 @@ def test_pairs_of_chains(node, variant):
     assert faults(node, "iptables_chains", pairs_of_chains(variant), [reset]) == []
 
 
-VALUES: Dict[str, Any] = {
+VALUES: dict[str, Any] = {
     "net.ipv4.ip_forward": [1, True, "1", " 1 ", "0x1", "01", "+1", "yes", 2, ""],
     "net.ipv4.tcp_rmem": ["4096\t131072 6000000", "4096", "0x1000 131072 6000000", "4096 131072", "4k 8k 16k"],
     "net.ipv4.ip_local_port_range": ["32768 60999", "32768\t60999", "32768-60999", "60999 32768"],
@@ -198,7 +198,7 @@ VALUES: Dict[str, Any] = {
     "net.ipv4.nosuch": [1],
     "nodots": [1],
 }
-SYSCTLS: Dict[str, Any] = {
+SYSCTLS: dict[str, Any] = {
     "values": [{"net.ipv4.ip_forward": "0x1", "net.ipv4.conf.lo.forwarding": 0}, {"net.ipv4.ip_forward": None}],
     "profile": [
         {"mode": "iptables", "conntrack": {"max_per_core": 0}},
@@ -218,7 +218,7 @@ def test_sysctls(node):
     node.run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "peer0")
     node.run("ip", "link", "add", "link", "eth0", "name", "eth0.103", "type", "macvlan")
     assert set(SYSCTLS) == declared("sysctls")
-    tasks: List[Dict[str, Any]] = [
+    tasks: list[dict[str, Any]] = [
         {"values": {key: value}, "persistent_file": "/etc/sysctl.d/50-own.conf"}
         for key, values in VALUES.items()
         for value in values

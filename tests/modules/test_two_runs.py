@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -26,7 +26,7 @@ KEYS = ("net.ipv4.ip_forward", "net.ipv4.conf.all.rp_filter", "net.ipv4.conf.lo.
 PORTS = ((range(1, 9), "ACCEPT"), (range(5, 15), "DROP"))
 
 
-def at_once(node: Node, module: str, tasks: List[Dict[str, Any]], look: str, seconds: float) -> None:
+def at_once(node: Node, module: str, tasks: list[dict[str, Any]], look: str, seconds: float) -> None:
     """Run the tasks together in each round, the second one up to some seconds later, and check the end of each."""
     chance = random.Random(1)
     question = {"module": module, "tasks": tasks, "look": look}

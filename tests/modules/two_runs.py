@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, TypedDict
+from typing import Any, TypedDict
 
 sys.path[:0] = os.environ["ANSIBLE_COLLECTIONS_PATH"].split(os.pathsep)
 
@@ -25,17 +25,17 @@ class Question(TypedDict):
     """The options of both tasks, what shows their effect, and by how many seconds the second one begins later."""
 
     module: str
-    tasks: List[Dict[str, Any]]
+    tasks: list[dict[str, Any]]
     look: str
-    delays: List[float]
+    delays: list[float]
 
 
 class Answer(TypedDict):
     """The effect of each task alone, that of both together, and the results of all of these."""
 
-    alone: List[str]
-    together: List[str]
-    results: List[Any]
+    alone: list[str]
+    together: list[str]
+    results: list[Any]
 
 
 def main() -> None:

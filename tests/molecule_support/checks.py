@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Optional
 
 import testinfra  # type: ignore[import-untyped]
 
@@ -33,13 +33,13 @@ class Node:
         """Send one request from a client outside of the cluster through this node and return the answer."""
         return self.scenario.ask(self.name, protocol, address, port, timeout)
 
-    def ask_often(self, address: str, port: int, protocol: str = "TCP") -> List[Answer]:
+    def ask_often(self, address: str, port: int, protocol: str = "TCP") -> list[Answer]:
         """Send many such requests, all of which must be answered."""
         answers = [self.ask(address, port, protocol) for _ in range(MANY)]
         assert {answer.outcome for answer in answers} == {"answer"}, answers
         return answers
 
-    def ask_inside(self, address: str, port: int, pod: Optional[str] = None, count: int = 1) -> List[Answer]:
+    def ask_inside(self, address: str, port: int, pod: Optional[str] = None, count: int = 1) -> list[Answer]:
         """Send requests from the node itself or from one of its pods."""
         place = f"--namespace /run/netns/{pod}" if pod else ""
         words = f"python3 -m tests.lab.probe TCP {address} {port} --count {count} --timeout 20 {place}"
@@ -47,7 +47,7 @@ class Node:
         return [Answer(**entry) for entry in json.loads(text)]
 
     @property
-    def pods(self) -> List[str]:
+    def pods(self) -> list[str]:
         """Return the names of the node's two pods."""
         return [f"pod-{self.lab.number}-{last}" for last in (2, 3)]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Sequence
 
 from tests.lab import manifests
 from tests.lab.manifests import Object
@@ -30,7 +30,7 @@ DNS = ("dns", "UDP", 53, 5300)
 DNS_TCP = ("dns-tcp", "TCP", 53, 53)
 
 
-def pods(node: LabNode) -> List[str]:
+def pods(node: LabNode) -> list[str]:
     """Return the addresses of a node's pods."""
     return [f"10.244.{node.number}.{last}" for last in (2, 3)]
 
@@ -48,7 +48,7 @@ def service(name: str, address: str, kind: str = "ClusterIP", ports: Sequence[An
     return manifests.service(name, address, listed, ingress=[ingress] if ingress else [], type=kind, **own, **more)
 
 
-def endpoint_slice(name: str, places: Dict[str, str], ports: Sequence[Any] = PORTS) -> Object:
+def endpoint_slice(name: str, places: dict[str, str], ports: Sequence[Any] = PORTS) -> Object:
     """Return the ready endpoints of a Service: node names by pod address."""
     endpoints = [
         manifests.endpoint(

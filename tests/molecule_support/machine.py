@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Sequence
 
 from tests.lab import qemu, uml
 from tests.lab.cores import Pin, pinned
@@ -27,7 +27,7 @@ from tests.lab.stock_kernel import stock_kernel
 MEMORY = "384M"
 
 
-def _user_mode(directory: Path, settings: Dict[str, Any]) -> List[str]:
+def _user_mode(directory: Path, settings: dict[str, Any]) -> list[str]:
     # The guest does not outlive this process, however that ends.
     argv = ["setpriv", "--pdeathsig", "KILL", "linux.uml", f"mem={MEMORY}", "root=/dev/ubda", "rw", "noreboot"]
     argv += [f"ubd0={directory}/disk.cow,{settings['disk']}", "quiet", "con=null", "con0=null,fd:1", "ssl=null"]
@@ -35,7 +35,7 @@ def _user_mode(directory: Path, settings: Dict[str, Any]) -> List[str]:
     return [*argv, uml.network_word(uml.Network(settings["namespace"], settings["mac"]))]
 
 
-def _emulated(settings: Dict[str, Any]) -> List[str]:
+def _emulated(settings: dict[str, Any]) -> list[str]:
     kernel = stock_kernel()
     root = ["root.type=ext4", "root.options=rw,noatime", "root.source=/dev/vda"]
     root += ["share.modules=/usr/lib/modules", "share.lab=/opt/lab"]

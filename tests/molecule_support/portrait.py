@@ -17,13 +17,12 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import Dict, List
 
 PLACES = ("/etc", "/usr/local", "/var/lib/kubenode-proxy", "/root")
 PASSING = re.compile(r"/etc/(mtab|\.pwd\.lock|ld\.so\.cache|.*-$)|/root/\.(ansible|cache)|/usr/local/lib/python")
 
 
-def _output(*command: str) -> List[str]:
+def _output(*command: str) -> list[str]:
     if shutil.which(command[0]) is None:
         return []
     # systemctl waits 25 seconds for a busy systemd by default.
@@ -32,7 +31,7 @@ def _output(*command: str) -> List[str]:
     return done.stdout.splitlines()
 
 
-def _rules(program: str) -> List[str]:
+def _rules(program: str) -> list[str]:
     """Return user-defined rules and chains, by table."""
     found, table = [], ""
     for line in _output(program):
@@ -43,13 +42,13 @@ def _rules(program: str) -> List[str]:
     return sorted(found)
 
 
-def _tables() -> List[str]:
+def _tables() -> list[str]:
     """Return the tables of nftables, without those of iptables-nft."""
     of_iptables = re.compile(r"table ip6? (nat|filter|mangle|raw|security)$")
     return [line for line in _output("nft", "list", "tables") if not of_iptables.match(line)]
 
 
-def _files() -> Dict[str, str]:
+def _files() -> dict[str, str]:
     found = {}
     for place in PLACES:
         for directory, _names, files in os.walk(place):
@@ -67,7 +66,7 @@ def _files() -> Dict[str, str]:
     return found
 
 
-def portrait() -> Dict[str, object]:
+def portrait() -> dict[str, object]:
     """Return everything, by section."""
     units = _output("systemctl", "list-unit-files", "--no-legend", "--no-pager", "--plain")
     sets = _output("ipset", "list", "-n") if os.path.exists("/sys/module/ip_set") else []
@@ -96,7 +95,7 @@ def portrait() -> Dict[str, object]:
     }
 
 
-def _virtual_servers() -> List[str]:
+def _virtual_servers() -> list[str]:
     try:
         with open("/proc/net/ip_vs", encoding="ascii") as stream:
             return stream.read().splitlines()[3:]
@@ -104,7 +103,7 @@ def _virtual_servers() -> List[str]:
         return []
 
 
-def differences(before: Dict[str, object], after: Dict[str, object]) -> List[str]:
+def differences(before: dict[str, object], after: dict[str, object]) -> list[str]:
     """Return one line for each difference."""
     lines = []
     for section, old in before.items():

@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 from tests.lab import qemu, uml
 from tests.lab.probe import Answer, ask
@@ -75,13 +75,13 @@ class Scenario:
         return self.fabric if self.is_emulated(node) else f"{self.prefix}-{node.name}"
 
     @property
-    def nodes(self) -> Tuple[LabNode, ...]:
+    def nodes(self) -> tuple[LabNode, ...]:
         """Return the nodes, in the order of molecule.yml."""
         return tuple(
             LabNode(name, number, kind != "container") for number, (name, kind) in enumerate(self._platforms(), 1)
         )
 
-    def _platforms(self) -> List[Platform]:
+    def _platforms(self) -> list[Platform]:
         listed = json.loads((self.directory / "platforms.json").read_text(encoding="utf-8"))
         return [Platform(*item) for item in listed]
 
@@ -154,9 +154,9 @@ class Scenario:
         if spaces:
             ip_batch([f"netns del {name}" for name in spaces])
 
-    def instances(self) -> List[Dict[str, Any]]:
+    def instances(self) -> list[dict[str, Any]]:
         """Return Molecule's instance configuration: how Ansible reaches the nodes."""
-        found: List[Dict[str, Any]] = []
+        found: list[dict[str, Any]] = []
         for node in self.nodes:
             if node.own_kernel:
                 found.append({"instance": node.name, "address": node.address, "user": "root", "port": 22})
@@ -213,7 +213,7 @@ class Scenario:
         ):
             run(["ip", "netns", "exec", self.fabric, *line.split()])
 
-    def unexpected(self) -> List[int]:
+    def unexpected(self) -> list[int]:
         """Return how many packets were dropped since ``watch``, one number per rule."""
         found = []
         for program in ("iptables-save", "ip6tables-save"):
@@ -373,7 +373,7 @@ def _command_line(process: int) -> bytes:
         return b""
 
 
-def _guests(directory: Path) -> List[int]:
+def _guests(directory: Path) -> list[int]:
     """Return the process IDs of user-mode Linux guests whose files are in the directory."""
     mark = f"\0uml_dir={directory}/".encode()
     numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]

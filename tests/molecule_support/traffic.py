@@ -16,7 +16,7 @@ import socket
 import struct
 import sys
 import time
-from typing import Any, Dict, List, Sequence
+from typing import Any, Sequence
 
 from tests.lab import wire
 from tests.lab.system import socket_inside
@@ -48,9 +48,9 @@ def _use(client: socket.socket) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Send until SIGTERM, then write the report."""
     scenario = Scenario(arguments[0])
-    stopped: List[int] = []
+    stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
-    report: Dict[str, Dict[str, Any]] = {}
+    report: dict[str, dict[str, Any]] = {}
     held = {node.name: _hold(scenario, node.client) for node in scenario.nodes}
     for node in scenario.nodes:
         report[node.name] = {"answered": 0, "lost": [], "slowest": 0.0, "backends": []}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Optional, Sequence
 
 PATH = Path("examples/monitoring/dashboard.json")
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -20,7 +20,7 @@ class Panel(NamedTuple):
 
     title: str
     about: str
-    queries: Tuple[Tuple[str, str], ...]
+    queries: tuple[tuple[str, str], ...]
     kind: str = "timeseries"
     unit: str = "short"
     width: int = 8
@@ -44,7 +44,7 @@ def quantile(share: float, metric: str, by: str = "le") -> str:
     return f"histogram_quantile({share}, sum by ({by}) ({rate(metric + '_bucket')}))"
 
 
-def _number(title: str, about: str, queries: Tuple[Tuple[str, str], ...], alarm: float, unit: str = "short") -> Panel:
+def _number(title: str, about: str, queries: tuple[tuple[str, str], ...], alarm: float, unit: str = "short") -> Panel:
     """Return a small panel with one number, red from ``alarm`` on."""
     return Panel(title, about, queries, "stat", unit, width=4, height=4, alarm=alarm)
 
@@ -59,7 +59,7 @@ _COUNTED_BYTES = (
 _SERVICE_NAME = "{{namespace}}/{{service}}:{{port}}"
 REPAIRED = f"increase({selected('kubenode_proxy_drift_repaired_total')}[1h])"
 
-ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
+ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "At a glance",
         (
@@ -379,16 +379,16 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
 )
 
 
-def _thresholds(panel: Panel) -> Dict[str, Any]:
-    steps: List[Dict[str, Any]] = [{"color": "green", "value": None}]
+def _thresholds(panel: Panel) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     if panel.alarm is not None:
         steps.append({"color": "red", "value": panel.alarm})
     return {"mode": "absolute", "steps": steps}
 
 
-def _panel(panel: Panel, number: int, x: int, y: int) -> Dict[str, Any]:
-    options: Dict[str, Any] = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}}
-    custom: Dict[str, Any] = {"fillOpacity": 8, "lineWidth": 1, "showPoints": "never"}
+def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
+    options: dict[str, Any] = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}}
+    custom: dict[str, Any] = {"fillOpacity": 8, "lineWidth": 1, "showPoints": "never"}
     if panel.kind == "stat":
         options = {"colorMode": "value", "graphMode": "area", "reduceOptions": {"calcs": ["lastNotNull"]}}
         custom = {}
@@ -418,8 +418,8 @@ def _panel(panel: Panel, number: int, x: int, y: int) -> Dict[str, Any]:
     }
 
 
-def _panels(rows: Sequence[Tuple[str, Sequence[Panel]]]) -> List[Dict[str, Any]]:
-    found: List[Dict[str, Any]] = []
+def _panels(rows: Sequence[tuple[str, Sequence[Panel]]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
     y = 0
     for title, panels in rows:
         place = {"x": 0, "y": y, "w": _WIDTH, "h": 1}
@@ -436,7 +436,7 @@ def _panels(rows: Sequence[Tuple[str, Sequence[Panel]]]) -> List[Dict[str, Any]]
     return found
 
 
-def _variable(name: str, label: str, query: str) -> Dict[str, Any]:
+def _variable(name: str, label: str, query: str) -> dict[str, Any]:
     return {
         "name": name,
         "label": label,
@@ -453,7 +453,7 @@ def _variable(name: str, label: str, query: str) -> Dict[str, Any]:
     }
 
 
-def dashboard() -> Dict[str, Any]:
+def dashboard() -> dict[str, Any]:
     """Return the dashboard in the format of Grafana's import."""
     source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1}
     # A metric that kube-proxy has as well, so that both can be compared side by side.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Dict, Iterable, List, Set
+from typing import Any, Iterable
 
 import prometheus_client
 import yaml
@@ -28,18 +28,18 @@ VARIABLES = {"$__rate_interval": "5m", "$__range": "3h", "$instance": ".+", "$jo
 _ON_REQUEST = (metric_tables.POLICIES, metric_tables.MEMORY, metric_tables.FORWARDING)
 
 
-def rules() -> List[Dict[str, Any]]:
+def rules() -> list[dict[str, Any]]:
     """Return all alerts."""
     groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
-def dashboard() -> Dict[str, Any]:
+def dashboard() -> dict[str, Any]:
     """Return the dashboard as it is shipped."""
     return dict(json.loads((ROOT / PATH).read_text(encoding="utf-8")))
 
 
-def panels() -> List[Dict[str, Any]]:
+def panels() -> list[dict[str, Any]]:
     """Return the panels that show data."""
     return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
 
@@ -51,12 +51,12 @@ def substituted(expression: str) -> str:
     return expression
 
 
-def dashboard_expressions() -> List[str]:
+def dashboard_expressions() -> list[str]:
     """Return all expressions of the dashboard."""
     return [substituted(target["expr"]) for panel in panels() for target in panel["targets"]]
 
 
-def metrics_of(expression: str) -> Set[str]:
+def metrics_of(expression: str) -> set[str]:
     """Return the names of the metrics in an expression: without strings, labels, durations and keywords of PromQL."""
     text = re.sub(r"\{[^}]*\}", " ", re.sub(r'"[^"]*"', "''", expression))
     text = re.sub(r"\b(?:by|on|without|ignoring)\s*\([^)]*\)", " ", text)
@@ -64,7 +64,7 @@ def metrics_of(expression: str) -> Set[str]:
     return set(re.findall(r"[a-zA-Z_:][\w:]*", text)) - WORDS
 
 
-def exported() -> Set[str]:
+def exported() -> set[str]:
     """Return the names of all series that any agent can export, including those without traffic."""
     return _series([table for table in metric_tables.TABLES if table not in _ON_REQUEST]) | {
         f"{family.name}{'_total' if family.type == 'counter' else ''}"
@@ -73,12 +73,12 @@ def exported() -> Set[str]:
     }
 
 
-def exported_on_request() -> Set[str]:
+def exported_on_request() -> set[str]:
     """Return the names of series that exist only with network policies, a memory limit, or in userspace mode."""
     return _series(_ON_REQUEST)
 
 
-def _series(tables: Iterable[Any]) -> Set[str]:
+def _series(tables: Iterable[Any]) -> set[str]:
     metrics = [metric for table in tables for metric in metric_tables.declared(table).values()]
     suffixes = {metric_tables.Kind.HISTOGRAM: ("_bucket", "_sum", "_count")}
     return {metric.name + suffix for metric in metrics for suffix in suffixes.get(metric.kind, ("",))}

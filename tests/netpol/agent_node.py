@@ -14,9 +14,7 @@ from typing import Any
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import packed
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
-    NetworkPolicySettings,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import NetworkPolicySettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import find_links
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.policy_table import PolicyTableResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy

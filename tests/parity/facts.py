@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from .surface import later
 
@@ -56,7 +56,7 @@ def _fact(row: Mapping[str, Any], seen: str = "") -> Fact:
     return Fact(row["since"], row["source"], seen or row["seen"], row["here"], row["tests"])
 
 
-def _named(document: Mapping[str, Any]) -> List[Fact]:
+def _named(document: Mapping[str, Any]) -> list[Fact]:
     """Return the facts about gates, metrics and fields."""
     found = []
     for name, rows in document["gates"].items():
@@ -70,7 +70,7 @@ def _named(document: Mapping[str, Any]) -> List[Fact]:
     return found
 
 
-def facts() -> Dict[str, List[Fact]]:
+def facts() -> dict[str, list[Fact]]:
     """Return all facts by topic."""
     document = later()
     found = {topic: [_fact(row) for row in rows] for topic, rows in document["facts"].items()}

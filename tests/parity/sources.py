@@ -9,7 +9,7 @@ import re
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Iterator, NamedTuple, Optional
 
 import yaml
 
@@ -26,7 +26,7 @@ class Metric(NamedTuple):
     """A metric: its type and its labels."""
 
     type: str
-    labels: Tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
 
 class Surface(NamedTuple):
@@ -37,10 +37,10 @@ class Surface(NamedTuple):
     """
 
     release: str
-    gates: Dict[str, Gate]
-    flags: List[str]
-    fields: List[str]
-    metrics: Optional[Dict[str, Metric]]
+    gates: dict[str, Gate]
+    flags: list[str]
+    fields: list[str]
+    metrics: Optional[dict[str, Metric]]
 
 
 #: The files of a tree that define the gates which every component has, beside those that kube-proxy's own code names.
@@ -69,12 +69,12 @@ def _release_of(tree: Path) -> str:
     return ".".join(map(str, max(numbers)))
 
 
-def _gates_of_tree(tree: Path, release: str) -> Dict[str, Gate]:
-    used: Set[str] = set()
+def _gates_of_tree(tree: Path, release: str) -> dict[str, Gate]:
+    used: set[str] = set()
     for folder in _CODE:
         for path in _go_files(tree / folder):
             used |= set(re.findall(r"\w*features\.([A-Z]\w+)", path.read_text(encoding="utf-8")))
-    found: Dict[str, Gate] = {}
+    found: dict[str, Gate] = {}
     now = tuple(map(int, release.split(".")))
     for definition in _DEFINITIONS:
         text = (tree / definition).read_text(encoding="utf-8")
@@ -89,13 +89,13 @@ def _gates_of_tree(tree: Path, release: str) -> Dict[str, Gate]:
     return found
 
 
-def _flags_of_tree(tree: Path) -> List[str]:
+def _flags_of_tree(tree: Path) -> list[str]:
     text = (tree / "cmd/kube-proxy/app/options.go").read_text(encoding="utf-8")
     return sorted(set(re.findall(r'fs\.\w*Var\((?:[^"]|\n)*?"([a-z][a-z0-9-]+)"', text)))
 
 
-def _fields_of_tree(tree: Path) -> List[str]:
-    structs: Dict[str, List[Tuple[str, str, str]]] = {}
+def _fields_of_tree(tree: Path) -> list[str]:
+    structs: dict[str, list[tuple[str, str, str]]] = {}
     for path in (
         "kube-proxy/config/v1alpha1/types.go",
         "component-base/config/v1alpha1/types.go",
@@ -114,8 +114,8 @@ def _fields_of_tree(tree: Path) -> List[str]:
     return sorted(walk("KubeProxyConfiguration", ""))
 
 
-def _metrics_of_tree(tree: Path) -> Dict[str, Metric]:
-    found: Dict[str, Metric] = {}
+def _metrics_of_tree(tree: Path) -> dict[str, Metric]:
+    found: dict[str, Metric] = {}
     for path in _go_files(tree / "pkg/proxy/metrics"):
         text = path.read_text(encoding="utf-8")
         options = r"New(\w+?)(?:Vec)?\(\s*&metrics\.\w+Opts\{(.*?)^\t\t\},\s*(?:\[\]string\{([^}]*)\})?"
@@ -173,7 +173,7 @@ def of_binary(program: Path) -> Surface:
     return Surface(version[1], gates, flags, sorted(fields), None)
 
 
-def names_in(program: Path, names: List[str]) -> Set[str]:
+def names_in(program: Path, names: list[str]) -> set[str]:
     """Return which metrics a program has, by the text of their names, which it joins with the prefix when it runs."""
     content = program.read_bytes()
     return {name for name in names if name.partition("_")[2].encode() in content}

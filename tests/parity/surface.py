@@ -15,7 +15,7 @@ import functools
 import json
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import yaml
 
@@ -40,13 +40,13 @@ def recorded() -> Surface:
 
 
 @functools.cache
-def later() -> Dict[str, Any]:
+def later() -> dict[str, Any]:
     """Return the facts about other releases; they must not be changed."""
-    document: Dict[str, Any] = yaml.safe_load((HOME / "later.yaml").read_text(encoding="utf-8"))
+    document: dict[str, Any] = yaml.safe_load((HOME / "later.yaml").read_text(encoding="utf-8"))
     return document
 
 
-def number(release: str) -> List[int]:
+def number(release: str) -> list[int]:
     """Return a release such as 1.38 as numbers, which can be compared."""
     return [int(part) for part in release.split(".")]
 
@@ -88,7 +88,7 @@ def gates_module(release: str) -> str:
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Tuple
+from typing import Mapping, NamedTuple
 
 
 class Gate(NamedTuple):
@@ -102,18 +102,18 @@ class Gate(NamedTuple):
 GATES: Mapping[str, Gate] = {{
 {rows}
 }}
-REMOVED: Tuple[str, ...] = (
+REMOVED: tuple[str, ...] = (
 {removed}
 )
 '''
 
 
-def differences(found: Surface, program: Optional[Path] = None) -> List[str]:
+def differences(found: Surface, program: Optional[Path] = None) -> list[str]:
     """Return what differs between a kube-proxy and the table of its release, one line each."""
     expected = table(found.release)
-    lines: List[str] = []
+    lines: list[str] = []
 
-    def compare(what: str, wanted: Set[str], present: Set[str]) -> None:
+    def compare(what: str, wanted: set[str], present: set[str]) -> None:
         lines.extend(f"{what} {name}: not in kube-proxy {found.release}" for name in sorted(wanted - present))
         lines.extend(f"{what} {name}: not in the table" for name in sorted(present - wanted))
 

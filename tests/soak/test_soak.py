@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import time
 from pathlib import Path
-from typing import Callable, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import pytest
 
@@ -71,7 +71,7 @@ class Churn:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._random = random.Random(1)
-        self._deleted: Set[int] = set()
+        self._deleted: set[int] = set()
 
     def fill(self) -> None:
         """Write all Services and slices in their first form."""
@@ -95,7 +95,7 @@ class Churn:
             self._put(number, port, self._random.randint(0, 5), self._random.randint(0, 2))
 
 
-def disturbances(node: AgentNode) -> Tuple[Callable[[], None], ...]:
+def disturbances(node: AgentNode) -> tuple[Callable[[], None], ...]:
     """Return what happens besides the changes, in turns: nothing, another program's change, and faults of the API."""
 
     def change_rules() -> None:
@@ -113,7 +113,7 @@ def disturbances(node: AgentNode) -> Tuple[Callable[[], None], ...]:
     return lambda: None, change_rules, node.store.compact, restart_api
 
 
-def content(node: AgentNode) -> List[str]:
+def content(node: AgentNode) -> list[str]:
     """Return all rules and elements without counters and order."""
     return sorted(part.strip(" \t}") for part in re.split(r"[\n,{]", VARYING.sub("", node.kernel_text("nft"))))
 
@@ -134,7 +134,7 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AgentNode]:
 
 def test_hours_of_changes(node: AgentNode) -> None:
     churn, number = Churn(node.store), SERVICES + 1
-    rounds: List[Usage] = []
+    rounds: list[Usage] = []
     churn.fill()
     node.store.put(service(number))
     node.store.put(endpoint_slice(number, 1))

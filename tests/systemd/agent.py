@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 from tests.molecule_support import portrait
 from tests.waiting import wait_for
@@ -22,7 +22,7 @@ UNIT = "kubenode-proxy.service"
 INSIDE = Path(__file__).parent / "inside"
 
 
-def start_of(node: Node) -> Dict[str, str]:
+def start_of(node: Node) -> dict[str, str]:
     """Return the unit's main process ID and start time."""
     found = node.unit(UNIT, "MainPID", "ExecMainStartTimestampMonotonic")
     assert found["MainPID"] != "0", node.journal()
@@ -46,14 +46,14 @@ def wait_until_converged(node: Node, seconds: float = 120.0) -> None:
     wait_for(lambda: not differs(node), seconds, what="the kernel equals the plan")
 
 
-def status(node: Node) -> Dict[str, Any]:
+def status(node: Node) -> dict[str, Any]:
     """Return the status document of the agent, which may have an error."""
     done = node.run("kubenode-proxy", "status", "--output", "json", check=False)
     assert done.returncode in (0, 4), done.stderr
     return dict(json.loads(done.stdout))
 
 
-def dataplane(node: Node) -> List[str]:
+def dataplane(node: Node) -> list[str]:
     """Return the rules of all programs, sorted, without counters and handles."""
     lines = []
     for program in ("iptables-save", "ip6tables-save"):
@@ -105,7 +105,7 @@ def log_since(node: Node, cursor: str) -> str:
     return node.log(UNIT, f"--after-cursor={cursor}")
 
 
-def picture(node: Node) -> Dict[str, Any]:
+def picture(node: Node) -> dict[str, Any]:
     """Return the state of the node: users, units, files, rules, and every path on its disk with mode and owner."""
     found = dict(json.loads(node.output("python3", "-", text=Path(portrait.__file__).read_text())))
     # podman assigns these again with each start of the container.
@@ -153,7 +153,7 @@ class Flows:
         self._address = address
         self._process = node.begin("python3", "/srv/flows.py", address, str(port))
 
-    def _said(self) -> Dict[str, Any]:
+    def _said(self) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write("\n")
         said = dict(json.loads(self._process.stdout.readline()))
@@ -169,7 +169,7 @@ class Flows:
         before = self.exchanges()
         wait_for(lambda: self.exchanges() > before + 3, what="traffic flows")
 
-    def entries(self) -> List[str]:
+    def entries(self) -> list[str]:
         """Return protocol and identity of both flows in the kernel's conntrack table."""
         found = []
         for protocol, port in zip(("tcp", "udp"), self._said()["ports"]):
@@ -205,7 +205,7 @@ class Holder:
 class Churn:
     """Change a cluster from a thread: ``change(number)`` returns the objects to put, ``rate`` times a second."""
 
-    def __init__(self, cluster: Cluster, change: Callable[[int], List[Dict[str, Any]]], rate: float) -> None:
+    def __init__(self, cluster: Cluster, change: Callable[[int], list[dict[str, Any]]], rate: float) -> None:
         self.cluster = cluster
         self._change = change
         self._rate = rate

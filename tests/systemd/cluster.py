@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Union
+from typing import Any, Sequence, Union
 
 from tests.apiserver.real import VARIABLE, Gate, RealStore
 from tests.apiserver.server import ApiServer
@@ -22,7 +22,7 @@ POD = "10.244.1.2"
 TOKEN = "test-token"
 
 
-def service(name: str, address: str, node_port: int = 0, protocols: Sequence[str] = ("TCP",)) -> Dict[str, Any]:
+def service(name: str, address: str, node_port: int = 0, protocols: Sequence[str] = ("TCP",)) -> dict[str, Any]:
     """Return a Service with port 80 of each protocol; only the first may have a node port."""
     ports = [
         manifests.port(80, name=f"{protocol.lower()}-web", protocol=protocol, targetPort=8080) for protocol in protocols
@@ -33,14 +33,14 @@ def service(name: str, address: str, node_port: int = 0, protocols: Sequence[str
     return manifests.service(name, address, ports, metadata={"uid": f"uid-{name}"}, type=kind)
 
 
-def endpoint_slice(name: str, addresses: Sequence[str], protocols: Sequence[str] = ("TCP",)) -> Dict[str, Any]:
+def endpoint_slice(name: str, addresses: Sequence[str], protocols: Sequence[str] = ("TCP",)) -> dict[str, Any]:
     """Return the slice of the Service's ready endpoints, on port 8080."""
     ports = [manifests.port(8080, name=f"{protocol.lower()}-web", protocol=protocol) for protocol in protocols]
     endpoints = map(manifests.endpoint, addresses)
     return manifests.endpoint_slice(name, endpoints, ports, metadata={"uid": f"uid-slice-{name}"})
 
 
-def numbered(number: int, first: int = 0, count: int = 2) -> List[Dict[str, Any]]:
+def numbered(number: int, first: int = 0, count: int = 2) -> list[dict[str, Any]]:
     """Return the Service ``svc-NUMBER`` (below 10,000) at 10.97.x.y and ``count`` of its endpoints, from one on."""
     address = f"10.97.{number >> 8}.{number & 255}"
     places = [number * 8 + index for index in range(first, first + count)]
@@ -48,7 +48,7 @@ def numbered(number: int, first: int = 0, count: int = 2) -> List[Dict[str, Any]
     return [service(f"svc-{number}", address), endpoint_slice(f"svc-{number}", addresses)]
 
 
-def node(name: str, address: str) -> Dict[str, Any]:
+def node(name: str, address: str) -> dict[str, Any]:
     """Return a Node with one internal address."""
     return manifests.node(name, address, "10.244.1.0/24", metadata={"uid": f"uid-{name}"})
 
@@ -75,16 +75,16 @@ class Cluster:
         self.admin = self.certificates.authority, TOKEN
         self.kubeconfig = write_kubeconfig(scratch / "kubeconfig", self.url, *self.admin)
 
-    def nodes(self) -> List[Dict[str, Any]]:
+    def nodes(self) -> list[dict[str, Any]]:
         """Return the Nodes."""
         return [node(name, "10.88.255.254") for name in self._names]
 
     @staticmethod
-    def first_services() -> List[Dict[str, Any]]:
+    def first_services() -> list[dict[str, Any]]:
         """Return the cluster's initial objects."""
         return [service("web", "10.96.0.10", 30080), endpoint_slice("web", [POD])]
 
-    def forget_history(self, items: Sequence[Dict[str, Any]], resource_version: int) -> None:
+    def forget_history(self, items: Sequence[dict[str, Any]], resource_version: int) -> None:
         """Replace the objects by these, at that resourceVersion and without any earlier event.
 
         This is the state of a server restored from a backup. Call it only while the server is down.

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.libraries import (
     Target,
@@ -87,7 +86,7 @@ class Repository:
         with socket.socket() as probe:
             return probe.connect_ex((BRIDGE, self._port)) == 0
 
-    def push(self, files: Dict[str, str]) -> None:
+    def push(self, files: dict[str, str]) -> None:
         """Commit the current content of these files and publish the commit."""
         for name, text in files.items():
             (self._work / name).write_text(text, encoding="utf-8")
@@ -102,7 +101,7 @@ class Repository:
         self._daemon.wait(60)
 
 
-def _environment() -> Dict[str, str]:
+def _environment() -> dict[str, str]:
     return {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
 
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 from tests.lab.ansible_playbook import COMPILED, SITE, ansible_playbook
 from tests.waiting import wait_for
@@ -32,7 +32,7 @@ class Recap(NamedTuple):
     changed: int
     failed: int
     output: str
-    changed_tasks: List[str]
+    changed_tasks: list[str]
 
 
 _OWNER = "kubenode-proxy-tests"
@@ -47,7 +47,7 @@ def remove_left_over() -> None:
             image.podman("rm", "--force", "--ignore", "--time", "1", identity, check=False)
 
 
-def enter(pid: int) -> List[str]:
+def enter(pid: int) -> list[str]:
     """Return the prefix of a command line that enters the container of a process; podman exec takes a second."""
     return ["nsenter", f"--target={pid}", "--all", "--wdns=/", "env", "-i", "HOME=/root", f"PATH={_PATH}"]
 
@@ -150,7 +150,7 @@ class Node:
         self.run("journalctl", "--sync")
         return self.output("journalctl", "--no-pager", "-o", "cat", "-u", unit, *options)
 
-    def unit(self, name: str, *properties: str) -> Dict[str, str]:
+    def unit(self, name: str, *properties: str) -> dict[str, str]:
         """Return properties of a systemd unit."""
         text = self.output("systemctl", "show", name, *(f"--property={word}" for word in properties))
         return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
@@ -195,11 +195,11 @@ def later_version() -> Iterator[None]:
 
 def play(
     nodes: Sequence[Node],
-    tasks: List[Dict[str, Any]],
+    tasks: list[dict[str, Any]],
     variables: Mapping[str, Any],
     *options: str,
     failing: bool = False,
-) -> Dict[str, Recap]:
+) -> dict[str, Recap]:
     """Run tasks on the nodes in one play and return the recap of each."""
     playbook = nodes[0].scratch / "playbook.yml"
     playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]), encoding="utf-8")
@@ -214,7 +214,7 @@ def run_playbook(
     *options: str,
     failing: bool = False,
     enter: Sequence[str] = (),
-) -> Dict[str, Recap]:
+) -> dict[str, Recap]:
     """Run a playbook, a file or one of the collection by its full name, and return the recap of each node.
 
     ``variables`` apply to all hosts; ``of_hosts`` adds others by the node's name. ``enter`` is the beginning of a

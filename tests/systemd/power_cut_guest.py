@@ -16,7 +16,7 @@ import functools
 import os
 import subprocess
 import sys
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Iterator, Sequence
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.lab import manifests
@@ -26,11 +26,7 @@ from tests.lab import manifests
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
-from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import (
-    boot_directory,
-    boot_keeping,
-    boot_state,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rollback import boot_directory, boot_keeping, boot_state
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.boot_keeping import NextBoot
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.boot_state import BootSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.converged import converge, inspect
@@ -41,14 +37,14 @@ HISTORY = "/mnt/history"
 _EVERY_ROLLBACK = 4
 
 
-def configuration(mode: str) -> Dict[str, Any]:
+def configuration(mode: str) -> dict[str, Any]:
     """Return the settings of a mode, ``ipvs-nftables`` for that filter backend, as a BootSettings has them."""
     name, _dash, backend = mode.partition("-")
     node = {"ipvsFilterBackend": backend or "iptables"} if name == "ipvs" else {}
     return {"configuration": {"mode": name}, "node_configuration": node}
 
 
-def objects(number: int, local: bool) -> List[Any]:
+def objects(number: int, local: bool) -> list[Any]:
     """Return the cluster's state of this number, with or without the pods of this node."""
     ports = [manifests.port(80, name="web")]
     items = [manifests.node(NODE, OWN, "10.244.1.0/24")]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -49,7 +49,7 @@ OUTAGE_SECONDS = 65.0
 CHURN_RATE, CHURN_SERVICES = 200, 100
 # Python returns memory in blocks; a leak of 1 kB per change would be 10,000 kB.
 STEADY_KIBIBYTES = 6000
-CONFIGURATIONS: Dict[str, Dict[str, Any]] = {
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "nftables": {"mode": "nftables", "nftables": {"minSyncPeriod": "10ms"}},
     "iptables": {"mode": "iptables"},
     "legacy": {"mode": "iptables", "iptables": {"minSyncPeriod": "100ms"}},
@@ -64,7 +64,7 @@ class Member(NamedTuple):
 
     node: Node
     cluster: Cluster
-    before: Dict[str, Any]
+    before: dict[str, Any]
 
 
 def _prepare(node: Node, variant: str) -> Member:

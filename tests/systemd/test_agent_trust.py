@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,7 @@ from .agent import UNIT, differs, start_of, start_pod, status, wait_for_activity
 from .cluster import POD, Cluster, endpoint_slice, service
 from .node import Node
 
-CONFIGURATIONS: Dict[str, Dict[str, Any]] = {
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "legacy": {"mode": "iptables"},
     "nft": {"mode": "iptables"},
     "nftables": {"mode": "nftables"},
@@ -83,12 +83,12 @@ def member(request, start):
     cluster.close()
 
 
-def identity(node: Node) -> Dict[str, str]:
+def identity(node: Node) -> dict[str, str]:
     text = node.output("cat", f"/proc/{start_of(node)['MainPID']}/status")
     return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
 
 
-def as_the_agent(node: Node, code: str, *arguments: str) -> Dict[str, str]:
+def as_the_agent(node: Node, code: str, *arguments: str) -> dict[str, str]:
     """Run Python code with the agent's user, groups, capabilities and mounts, and return its JSON output."""
     fields, pid = identity(node), start_of(node)["MainPID"]
     groups = ",".join(fields["Groups"].split())

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Tuple
 
 import pytest
 
@@ -56,7 +55,7 @@ def node_of(start):
     """Provide a function that returns the node with a release and packages, which is started once."""
 
     @functools.cache
-    def node_of(release: str, packages: Tuple[str, ...]) -> Node:
+    def node_of(release: str, packages: tuple[str, ...]) -> Node:
         found = start(f"firewalls{release}-{packages[0]}", release=release, packages=packages)
         for name in STARTERS:
             found.write(f"/etc/systemd/system/{name}.service", KUBELET.replace("seen-by-kubelet", f"seen-by-{name}"))

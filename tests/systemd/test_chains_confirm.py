@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 import pytest
 
 from tests.waiting import wait_for
@@ -38,7 +36,7 @@ def timers(node: Node) -> str:
     return node.output("systemctl", "list-timers", "--all", "--no-legend", "kubenode-iptables-chains-*")
 
 
-def ended(node: Node) -> List[str]:
+def ended(node: Node) -> list[str]:
     """Return the outcome of the last change."""
     names = node.output("sh", "-c", "ls /run/kubenode-iptables-chains/*").split()
     return [name for name in names if name in ("pending", "reverting", "reverted", "confirmed", "failed")]

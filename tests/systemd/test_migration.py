@@ -12,16 +12,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Sequence
 
 import pytest
 
-from tests.apiserver.daemonsets import (
-    DaemonSetController,
-    kube_proxy_daemon_set,
-    nodes_with_label,
-    nodes_with_pods,
-)
+from tests.apiserver.daemonsets import DaemonSetController, kube_proxy_daemon_set, nodes_with_label, nodes_with_pods
 from tests.apiserver.store import Store
 from tests.apiserver.tls import write_kubeconfig
 from tests.conformance.wirelab.cases import load_case
@@ -52,7 +47,7 @@ LONG = 900
 class Fleet(Cluster):
     """The cluster of a recorded case with kube-proxy's DaemonSet, and containers as nodes."""
 
-    def __init__(self, scratch: Path, nodes: List[Node]) -> None:
+    def __init__(self, scratch: Path, nodes: list[Node]) -> None:
         super().__init__(scratch, [node.name for node in nodes])
         self.members = nodes
         self.store.put(kube_proxy_daemon_set())
@@ -62,7 +57,7 @@ class Fleet(Cluster):
         self.server.run_controllers()
 
     @staticmethod
-    def first_services() -> List[Dict[str, Any]]:
+    def first_services() -> list[dict[str, Any]]:
         """Return the case's objects with the containers as Nodes."""
         return [item for item in CASE.snapshots()[0] if item["kind"] != "Node"]
 
@@ -87,14 +82,14 @@ class Fleet(Cluster):
             elif node.name not in wanted and kube_proxy_runs(node):
                 node.run("systemctl", "stop", "kube-proxy")
 
-    def labelled(self) -> List[str]:
+    def labelled(self) -> list[str]:
         return nodes_with_label(self.store, LABEL)
 
-    def with_kube_proxy(self) -> List[str]:
+    def with_kube_proxy(self) -> list[str]:
         """Return the names of the nodes on which kube-proxy's process runs."""
         return [node.name for node in self.members if kube_proxy_runs(node)]
 
-    def variables(self) -> Dict[str, Any]:
+    def variables(self) -> dict[str, Any]:
         """Return the variables of all runs."""
         configuration = CASE.proxy_configuration("nftables", "", None)
         del configuration["hostnameOverride"]
@@ -139,7 +134,7 @@ def find(node: Node) -> None:
     node.run("rm", "-f", "/run/lost-when")
 
 
-def outcomes(node: Node) -> List[str]:
+def outcomes(node: Node) -> list[str]:
     """Return the outcomes of the changes that required confirmation."""
     text = node.run("cat", f"{HISTORY}/outcomes.json", check=False).stdout
     return [
@@ -167,7 +162,7 @@ def before(fleet):
     return {node.name: dataplane(node) for node in fleet.members}
 
 
-def assert_untouched(fleet: Fleet, before: Dict[str, List[str]], *nodes: Node) -> None:
+def assert_untouched(fleet: Fleet, before: dict[str, list[str]], *nodes: Node) -> None:
     """Check that kube-proxy serves the nodes as it had programmed them, without any trace of the agent."""
     for node in nodes:
         assert dataplane(node) == before[node.name]

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import List, Set
 
 import pytest
 
@@ -46,7 +45,7 @@ class Machine:
             file.truncate(256 << 20)
         subprocess.run(["mke2fs", "-q", "-t", "ext4", str(self.disk)], check=True)
 
-    def run(self, changes: int, seconds: float) -> List[str]:
+    def run(self, changes: int, seconds: float) -> list[str]:
         """Boot, cut the power that many seconds after this number of changes, and return the lines of the console."""
         self.number += 1
         place = self.scratch / f"boot-{self.number}"
@@ -80,7 +79,7 @@ class Machine:
         return (place / "console").read_text(encoding="utf-8", errors="replace")
 
 
-def allowed_after(lines: List[str]) -> Set[int]:
+def allowed_after(lines: list[str]) -> set[int]:
     """Return the states that the next boot may restore: of an unfinished change, that before and that after it."""
     last = [int(line.split()[1]) for line in lines]
     return set(last[-2:]) if lines[-1].startswith("BEGIN") else {last[-1]}

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import signal
-from typing import Any, Dict, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 import pytest
 
@@ -53,7 +53,7 @@ def node(start):
 
 
 @pytest.fixture
-def common(cluster) -> Dict[str, Any]:
+def common(cluster) -> dict[str, Any]:
     kubeconfig = str(cluster.kubeconfig)
     return {
         "agent_kubeconfig": kubeconfig,

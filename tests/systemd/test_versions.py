@@ -13,7 +13,7 @@ import subprocess
 import tarfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import pytest
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")
-def versions(tmp_path_factory) -> List[Path]:
+def versions(tmp_path_factory) -> list[Path]:
     """Provide the directories of collections with the earlier version and with this one."""
     top = tmp_path_factory.mktemp("earlier")
     target = top / "ansible_collections/kubenode/proxy"
@@ -84,7 +84,7 @@ def run(version: Path, node: Node, playbook: str, variables: Mapping[str, Any]) 
 
 def run_on_all(
     version: Path, nodes: Sequence[Node], playbook: str, variables: Mapping[str, Any], *, failing: bool = False
-) -> Dict[str, Recap]:
+) -> dict[str, Recap]:
     """Run a playbook of the collection in this directory on nodes, and return their recaps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "collection", lambda: version)
@@ -102,9 +102,9 @@ def serving(request, start, versions):
     both = ("TCP", "UDP")
     for item in (service("echo", ECHO, protocols=both), endpoint_slice("echo", [POD], both)):
         cluster.store.put(item)
-    begun: List[Serving] = []
+    begun: list[Serving] = []
 
-    def begin(playbook: str, variables: Callable[[str, str], Mapping[str, Any]]) -> Tuple[Serving, Mapping[str, Any]]:
+    def begin(playbook: str, variables: Callable[[str, str], Mapping[str, Any]]) -> tuple[Serving, Mapping[str, Any]]:
         chosen = variables(str(cluster.kubeconfig), request.param)
         run(versions[0], node, playbook, chosen)
         flows = Flows(node, ECHO)
@@ -166,7 +166,7 @@ def test_a_state_that_one_version_saved_is_restored_by_the_other(serving, versio
         assert dataplane(node) == made[state][1]
 
 
-def saved_states(node: Node) -> Set[int]:
+def saved_states(node: Node) -> set[int]:
     """Return the numbers of the states in the history."""
     return {int(name[6:12]) for name in node.output("ls", HISTORY).split() if name.startswith("state-")}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, Mapping, NamedTuple, Optional
 
 import yaml
 
@@ -25,14 +25,14 @@ class Step(NamedTuple):
 
     case: str
     number: int
-    objects: List[Any]
+    objects: list[Any]
     config: Mapping[str, Any]
     saved: Mapping[str, str]
 
     def __str__(self) -> str:
         return f"{self.case}-{self.number}"
 
-    def local_traffic(self, family: str, pod_cidrs: Tuple[str, ...]) -> Optional[LocalTraffic]:
+    def local_traffic(self, family: str, pod_cidrs: tuple[str, ...]) -> Optional[LocalTraffic]:
         """Return how the node of the step detects its pods' traffic."""
         mode = self.config.get("detectLocalMode", "ClusterCIDR")
         if mode == "BridgeInterface":
@@ -44,10 +44,10 @@ class Step(NamedTuple):
         return LocalTraffic("cidr", of_family[0]) if of_family else None
 
 
-def recorded(path: Path) -> Dict[int, Dict[str, str]]:
+def recorded(path: Path) -> dict[int, dict[str, str]]:
     """Return the text of each command by the number of the step."""
-    texts: Dict[int, Dict[str, List[str]]] = {}
-    lines: List[str] = []
+    texts: dict[int, dict[str, list[str]]] = {}
+    lines: list[str] = []
     for line in path.read_text().splitlines():
         section = _SECTION.match(line)
         if section:
@@ -67,7 +67,7 @@ def steps(mode: str) -> Iterator[Step]:
         snapshots = json.loads((folder / "snapshots.json").read_text())
         saved = recorded(state)
         cluster_cidr = {"ipv6": "fd00:10:244::/48"}.get(case.get("families", "dual"), _CLUSTER_CIDRS)
-        config: Dict[str, Any] = {"clusterCIDR": cluster_cidr, **(case.get("config") or {})}
+        config: dict[str, Any] = {"clusterCIDR": cluster_cidr, **(case.get("config") or {})}
         for number, description in enumerate([{}, *(case.get("steps") or [])]):
             config.update(description.get("config") or {})
             usual = not description.get("stop") and not description.get("cleanup") and not description.get("exec")

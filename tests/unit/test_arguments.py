@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ast
-from typing import List
 
 from tests.conftest import ROOT
 
@@ -17,7 +16,7 @@ MOST = 5
 POSITIONAL = frozenset(("Endpoint", "Field", "Shared", "SliceEndpoint", "_parse_row", "function", "pack", "rule"))
 
 
-def long_lists(tree: ast.AST) -> List[str]:
+def long_lists(tree: ast.AST) -> list[str]:
     """Return ``LINE: NAME`` for each definition and each call with too many positional arguments."""
     found = []
     for node in ast.walk(tree):

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import ast
-from typing import List
 
 from tests.conftest import ROOT
 
 MODULES = ROOT / "plugins" / "modules"
 
 
-def failures_in_handlers(source: str) -> List[int]:
+def failures_in_handlers(source: str) -> list[int]:
     """Return the lines that use ``fail_json`` inside an ``except`` clause."""
     return sorted(
         {

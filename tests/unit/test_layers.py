@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 from pathlib import Path
-from typing import Dict, Iterator, List, Set, Tuple
+from typing import Iterator
 
 import pytest
 
@@ -31,7 +31,7 @@ ORDER = (
     ("command",),
 )
 # Of the kernel's subsystems, each folder may import itself and the folders named, and no other file of ``kernel/``.
-SUBSYSTEMS: Dict[str, Tuple[str, ...]] = {
+SUBSYSTEMS: dict[str, tuple[str, ...]] = {
     "kernel.netlink": (),
     "kernel.rtnetlink": ("kernel.netlink",),
     "kernel.ipset": ("kernel.netlink",),
@@ -41,10 +41,10 @@ SUBSYSTEMS: Dict[str, Tuple[str, ...]] = {
 }
 # Code shared by the modules: the only part of the shared code that may name Ansible's own module class.
 ADAPTER = "module_support"
-RANK: Dict[str, int] = {name: rank for rank, names in enumerate(ORDER) for name in names}
+RANK: dict[str, int] = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 
-def imports_of(path: Path) -> Iterator[Tuple[int, str]]:
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield line and absolute dotted name of everything a file imports, wherever the statement is."""
     package = ["plugins", *path.relative_to(PLUGINS).parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -63,7 +63,7 @@ def layer_of(dotted: str) -> str:
     return parts[2] if parts[:2] == ["plugins", "module_utils"] and len(parts) > 2 else ""
 
 
-def violations(path: Path, own: str) -> List[str]:
+def violations(path: Path, own: str) -> list[str]:
     """Return a layer's forbidden imports in a file: of a later layer, of a neighbour in the last one, or of Ansible."""
     found = []
     for line, name in imports_of(path):
@@ -79,7 +79,7 @@ def violations(path: Path, own: str) -> List[str]:
     return found
 
 
-def engine_files() -> List[Path]:
+def engine_files() -> list[Path]:
     return sorted(path for path in ENGINE.rglob("*.py") if path.relative_to(ENGINE).parts != ("__init__.py",))
 
 
@@ -135,10 +135,10 @@ def module_name(path: Path) -> str:
 
 
 @functools.cache
-def import_graph() -> Dict[str, Set[str]]:
+def import_graph() -> dict[str, set[str]]:
     """Return which files of the engine each file imports."""
     names = {module_name(path): path for path in engine_files()}
-    graph: Dict[str, Set[str]] = {}
+    graph: dict[str, set[str]] = {}
     for name, path in names.items():
         graph[name] = set()
         for _line, dotted in imports_of(path):
@@ -149,11 +149,11 @@ def import_graph() -> Dict[str, Set[str]]:
     return graph
 
 
-def circle_in(graph: Dict[str, Set[str]]) -> List[str]:
+def circle_in(graph: dict[str, set[str]]) -> list[str]:
     """Return one circle of a graph, empty if it has none."""
-    done: Set[str] = set()
+    done: set[str] = set()
 
-    def walk(name: str, path: List[str]) -> List[str]:
+    def walk(name: str, path: list[str]) -> list[str]:
         if name in path:
             return [*path[path.index(name) :], name]
         if name in done:
@@ -174,9 +174,9 @@ def test_no_file_imports_itself_indirectly() -> None:
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
 
 
-def folder_graph(graph: Dict[str, Set[str]], top: str) -> Dict[str, Set[str]]:
+def folder_graph(graph: dict[str, set[str]], top: str) -> dict[str, set[str]]:
     """Return which folders, and files beside them, of one layer import each other, by the names of the first two."""
-    found: Dict[str, Set[str]] = {}
+    found: dict[str, set[str]] = {}
     for name, others in graph.items():
         for other in others:
             one, two = (".".join(each.split(".")[:2]) for each in (name, other))
@@ -197,7 +197,7 @@ def test_the_check_finds_folders_that_import_each_other() -> None:
 
 
 def test_subsystems_of_the_kernel_import_those_below_them_only() -> None:
-    imported: Dict[str, Set[str]] = {folder: set() for folder in SUBSYSTEMS}
+    imported: dict[str, set[str]] = {folder: set() for folder in SUBSYSTEMS}
     for name, others in import_graph().items():
         folder = name.rpartition(".")[0]
         if folder in SUBSYSTEMS:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 
@@ -45,7 +45,7 @@ def comparisons(source: str) -> Iterator[int]:
             yield node.value.lineno  # type: ignore[attr-defined]
 
 
-def files() -> List[Path]:
+def files() -> list[Path]:
     # The fleet's page runs beside Ansible and shows what nodes report.
     return sorted(path for path in ENGINE.rglob("*.py") if path != CHOICE and "fleet" not in path.parts)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Optional
 
 from ..base.errors import KernelError, ProxyError, defect_text
 from ..cluster.api.resource_types import NODES, SERVICE_CIDRS
@@ -365,7 +365,7 @@ class Agent:
         servers.learn(self.source.view.state)
         self.views.protect(servers.claims())
 
-    def _answer(self, question: Dict[str, Any]) -> Dict[str, Any]:
+    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
         try:
             return answer(self.components, question)
         except ProxyError as error:

@@ -11,7 +11,7 @@ receives callables for what it needs from others.
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, Optional, Union
+from typing import Callable, Optional, Union
 
 from ..clients import ClientRule
 from ..cluster.account import BYTES_OF_SLOTS, rates_of
@@ -195,7 +195,7 @@ class Components:
         """The name of this node's Node object."""
         return self.settings.node_name
 
-    def post(self, about: Optional[Dict[str, str]], kind: str, reason: Reason, action: str, note: str) -> None:
+    def post(self, about: Optional[dict[str, str]], kind: str, reason: Reason, action: str, note: str) -> None:
         """Post an Event about an object, by default about this node."""
         node = node_reference(self.node_name)
         self.api.events.post(Content(about or node, kind, reason, action, note, related=node if about else None))

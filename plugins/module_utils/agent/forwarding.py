@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence
 
 from ..base.addresses import address_and_port
 from ..base.errors import brief_traceback
@@ -68,7 +68,7 @@ class Forwarding(ListenerAccess):
         self._limits = Limits()
         self._forwarder: Optional[Forwarder] = None
         self._task: Optional[Task] = None
-        self._unbound: Dict[ListenerKey, str] = {}
+        self._unbound: dict[ListenerKey, str] = {}
         self._report = timers.add("report listeners", self._report_unbound)
 
     def configure(self, configuration: KubeProxyConfiguration) -> None:
@@ -81,11 +81,11 @@ class Forwarding(ListenerAccess):
         """See the base class."""
         return ListenersResource(self, family)
 
-    def left(self, families: Sequence[str]) -> List[Resource[Any, Any]]:
+    def left(self, families: Sequence[str]) -> list[Resource[Any, Any]]:
         """See the base class."""
         return [self.resource(family) for family in families] if self._forwarder else []
 
-    def live_connections(self, flow: Flow) -> List[LiveConnection]:
+    def live_connections(self, flow: Flow) -> list[LiveConnection]:
         """See the base class."""
         if self._forwarder is None:
             return []
@@ -104,7 +104,7 @@ class Forwarding(ListenerAccess):
             for item in self._forwarder.opened(key, (client.address, client.port))
         ]
 
-    def remembered(self, flow: Flow, owner: str, seconds: int) -> List[Remembered]:
+    def remembered(self, flow: Flow, owner: str, seconds: int) -> list[Remembered]:
         """See the base class."""
         client = flow.client.address
         found = self._forwarder.remembered(owner, client, seconds) if self._forwarder is not None and seconds else None
@@ -114,15 +114,15 @@ class Forwarding(ListenerAccess):
         """See the base class."""
         return self._forwarder.end_connections(owner, endpoint) if self._forwarder is not None else 0
 
-    def used(self) -> List[Used]:
+    def used(self) -> list[Used]:
         """See the base class."""
         return self._forwarder.used() if self._forwarder is not None else []
 
-    def at_loopback(self, family: str) -> Tuple[int, int]:
+    def at_loopback(self, family: str) -> tuple[int, int]:
         """See the base class."""
         return self._forwarder.at_loopback(family) if self._forwarder is not None else super().at_loopback(family)
 
-    def table(self) -> Dict[ListenerKey, Listener]:
+    def table(self) -> dict[ListenerKey, Listener]:
         """Return all listeners."""
         return self._forwarder.table() if self._forwarder is not None else {}
 
@@ -130,11 +130,11 @@ class Forwarding(ListenerAccess):
         """Add, change and remove listeners; the first call starts the thread. Raises KernelError."""
         self._started().apply(change)
 
-    def status(self) -> Dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """Return the state of the forwarder as plain JSON values; empty if there has been no listener."""
         return self._forwarder.status() if self._forwarder is not None else {}
 
-    def clients(self) -> List[Client]:
+    def clients(self) -> list[Client]:
         """Return the open connections and sessions. Raises KernelError."""
         return self._forwarder.clients() if self._forwarder is not None else []
 

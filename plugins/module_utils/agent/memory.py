@@ -11,7 +11,7 @@ and an object that would grow too much keeps its previous version. Programmed ru
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, Dict, Mapping, Optional, Set
+from typing import Any, Callable, Mapping, Optional
 
 from ..cluster.account import within_share
 from ..convergence.runtime.agent_status import MemoryStatus
@@ -74,9 +74,9 @@ class MemoryBudget(Room):
         self._clock = timers.clock
         self._used = 0
         self._read_at = float("-inf")
-        self._refused: Set[str] = set()
+        self._refused: set[str] = set()
         #: By kind, the bytes that a list in progress adds. All lists that are read at a time must fit together.
-        self._arriving: Dict[str, int] = {}
+        self._arriving: dict[str, int] = {}
         self._lock = threading.RLock()
         #: Whether the cluster is not followed completely.
         self.exceeded = False

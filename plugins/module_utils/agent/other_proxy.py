@@ -10,7 +10,7 @@ removed. Both would revert each other's changes without end, so the agent report
 
 from __future__ import annotations
 
-from typing import Callable, Dict, FrozenSet, Hashable, NamedTuple
+from typing import Callable, Hashable, NamedTuple
 
 from ..event_reasons import Reason
 from .api.events import NORMAL, WARNING
@@ -25,7 +25,7 @@ _OTHER_MODE = "other mode"
 class _Writes(NamedTuple):
     """Entries of a family that another program has written, and how often they were repaired since when."""
 
-    entries: FrozenSet[Hashable]
+    entries: frozenset[Hashable]
     repairs: int
     since: float
 
@@ -37,8 +37,8 @@ class OtherProxy:
         self._clock = clock
         self._limited, self._post = reports.limited, reports.post
         self._expected = expected
-        self._found: Dict[str, str] = {}
-        self._writes: Dict[str, _Writes] = {}
+        self._found: dict[str, str] = {}
+        self._writes: dict[str, _Writes] = {}
         self._pause = 0.0
         self._until = 0.0
 
@@ -58,7 +58,7 @@ class OtherProxy:
         what = f"port {port} ({name}) is in use by root: by another service proxy, unless other software needs it"
         self._find(name, f"{what}, for which {name}BindAddress can be changed")
 
-    def repaired(self, family: str, written: FrozenSet[Hashable], noticed_by: str) -> None:
+    def repaired(self, family: str, written: frozenset[Hashable], noticed_by: str) -> None:
         """Record a repair of a family. ``written``: the entries that another program had added or changed."""
         now = self._clock()
         known = self._writes.get(family)

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Dict
-
 from ..base.errors import KernelError
 from ..kernel.presence import holds_policies
 from .components import Components
@@ -57,7 +55,7 @@ class Readiness:
         self._served = True
         self.poll()
 
-    def stages(self) -> Dict[str, bool]:
+    def stages(self) -> dict[str, bool]:
         """Return whether all Services and, if they are enabled, network policies are in force, by name for /readyz.
 
         A table of policies from an earlier run does not count, since it does not have the pods that start now. Unlike

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Optional
 
 from ..base.errors import ProxyError
 from ..configuration.validate import in_mode
@@ -24,7 +24,7 @@ class Reloads:
         self._components = components
         self._systemd = systemd
         self._requested = False
-        self._questions: List[ControlRequest] = []
+        self._questions: list[ControlRequest] = []
 
     def request(self, question: Optional[ControlRequest] = None) -> None:
         """Reload at the next :meth:`run`, and answer ``question`` then. A signal handler may call this without one."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, NamedTuple, Tuple
+from typing import NamedTuple
 
 from ..base.installed import STATE_DIRECTORY
 from ..cluster.api.resource_types import ResourceType
@@ -38,12 +38,12 @@ class Settings(NamedTuple):
         return self.configuration.node_proxy.service_policy.node_weights
 
     @property
-    def policies(self) -> Tuple[ResourceType, ...]:
+    def policies(self) -> tuple[ResourceType, ...]:
         """The types of objects that network policies need."""
         return self.configuration.node_proxy.network_policy.resources
 
 
-def load_settings(options: AgentOptions) -> Tuple[Settings, Tuple[str, ...]]:
+def load_settings(options: AgentOptions) -> tuple[Settings, tuple[str, ...]]:
     """Load the configuration that the options name; return it with its warnings. Raises ProxyError."""
     configuration, warnings = load_given(options.configuration, options.mode)
     name = node_name(options.node_name or configuration.hostname_override, os.uname().nodename)
@@ -73,7 +73,7 @@ class AgentOptions(NamedTuple):
     token: str = DEFAULT_TOKEN
     #: The file by which root keeps the node drained.
     drain_file: str = DEFAULT_DRAIN
-    ignore_findings: Tuple[str, ...] = ()
+    ignore_findings: tuple[str, ...] = ()
     #: A greater loss, in percent of the Services with endpoints, is reported.
     max_unserved_percent: float = DEFAULT_UNSERVED_PERCENT
     #: The maximum number of seconds for which such a loss is not applied, 0 to apply it immediately.
@@ -83,7 +83,7 @@ class AgentOptions(NamedTuple):
     log_format: str = ""
 
 
-def command_line_flags(options: AgentOptions) -> Dict[str, str]:
+def command_line_flags(options: AgentOptions) -> dict[str, str]:
     """Return the options of ``kubenode-proxy run`` by name, with the values in effect."""
     flags = {
         "config": options.configuration,

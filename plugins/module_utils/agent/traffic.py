@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 from ..base.errors import ProxyError
 from ..configuration.node_proxy import TrafficSettings
@@ -50,14 +50,14 @@ class MeasuredPort(NamedTuple):
 class Measured(NamedTuple):
     """The ServicePorts with metrics, and the number of those without."""
 
-    ports: Tuple[MeasuredPort, ...] = ()
+    ports: tuple[MeasuredPort, ...] = ()
     omitted: int = 0
 
     def values(self) -> Mapping[str, Any]:
         """Return the values of the metrics; none while no ServicePort has metrics."""
         if not self.ports and not self.omitted:
             return {}
-        values: Dict[str, Any] = {"connections": {}, "packets": {}, "bytes": {}, "open": {}, "omitted": self.omitted}
+        values: dict[str, Any] = {"connections": {}, "packets": {}, "bytes": {}, "open": {}, "omitted": self.omitted}
         for item in self.ports:
             for (metric, label), value in zip(_METRICS, (*item.counters, *item.gauges)):
                 if value is not None:
@@ -69,10 +69,10 @@ class Busiest:
     """Chooses the ServicePorts of one family that had the most new connections recently."""
 
     def __init__(self) -> None:
-        self._scores: Dict[ServicePortName, Tuple[float, int]] = {}
-        self._chosen: Set[ServicePortName] = set()
+        self._scores: dict[ServicePortName, tuple[float, int]] = {}
+        self._chosen: set[ServicePortName] = set()
 
-    def choose(self, connections: Dict[ServicePortName, int], seconds: float, most: int) -> Set[ServicePortName]:
+    def choose(self, connections: dict[ServicePortName, int], seconds: float, most: int) -> set[ServicePortName]:
         """Return at most ``most``; ``connections``: totals. ``seconds``: since the last call."""
         kept = 0.5 ** (seconds / HALF_LIFE_SECONDS)
         scores = {}
@@ -115,7 +115,7 @@ class Traffic:
         self._now = now
         self._settings = TrafficSettings()
         self._mode = ""
-        self._families: Dict[str, _Family] = {}
+        self._families: dict[str, _Family] = {}
         self._since = self._read_at = 0.0
         # Of the last reading, by the timers' clock.
         self._began = self._ended = 0.0
@@ -186,7 +186,7 @@ class Traffic:
         now, most, wanted = self._clock(), self._settings.metrics_ports, self._settings.metrics_namespaces
         seconds = 0.0 if self._chosen_at is None else now - self._chosen_at
         self._chosen_at = now
-        found: List[MeasuredPort] = []
+        found: list[MeasuredPort] = []
         omitted = 0
         for name, family in sorted(self._families.items()):
             totals = {port: total for port, total in family.account.ports() if not wanted or port.namespace in wanted}
@@ -198,7 +198,7 @@ class Traffic:
                 found.append(MeasuredPort(name, port, tuple(total.counters), tuple(total.gauges)))
         self.measured = Measured(tuple(found), omitted)
 
-    def document(self, namespace: str = "", endpoints: bool = True, known: Optional[float] = None) -> Dict[str, Any]:
+    def document(self, namespace: str = "", endpoints: bool = True, known: Optional[float] = None) -> dict[str, Any]:
         """Return the totals as plain JSON values. Raises ProxyError.
 
         ``namespace``: return only its Services, unless it is empty. ``endpoints``: include the endpoints of each
@@ -218,7 +218,7 @@ class Traffic:
         at = round(self._read_at, 3)
         if known == at:
             return {"at": at}
-        rows: List[Dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for name, family in sorted(self._families.items()):
             rows += family.account.document(name, namespace, endpoints)
         if must_read:

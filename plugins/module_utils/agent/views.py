@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, FrozenSet, Optional, Tuple
+from typing import Callable, Optional
 
 from ..base.progress import Progress
 from ..cluster.api_addresses import NO_CLAIMS
@@ -34,7 +34,7 @@ class Views:
         self._progress = progress
         self._preliminary: Optional[ClusterView] = None
         self._servers = NO_CLAIMS
-        self._external_ranges: Tuple[str, ...] = ()
+        self._external_ranges: tuple[str, ...] = ()
         self._change(lambda state: state.set_static(static.objects))
 
     @property
@@ -81,14 +81,14 @@ class Views:
             return False
         return self._source.use_cache()
 
-    def protect(self, servers: FrozenSet[Claim]) -> None:
+    def protect(self, servers: frozenset[Claim]) -> None:
         """Protect the addresses of the API servers that the agent was given, beside those that the cluster names."""
         if servers == self._servers:
             return
         self._servers = servers
         self._change(lambda state: state.set_api_servers(servers))
 
-    def confine(self, external_ranges: Tuple[str, ...]) -> None:
+    def confine(self, external_ranges: tuple[str, ...]) -> None:
         """Limit external addresses of Services of the cluster to these CIDRs, if there are any."""
         self._external_ranges = external_ranges
         self._change(lambda state: state.set_external_ranges(external_ranges))
@@ -100,7 +100,7 @@ class Views:
         if self._static.poll():
             self._change(lambda state: state.set_static(self._static.objects))
 
-    def _change(self, change: Callable[[ClusterState], FrozenSet[NamespacedName]]) -> None:
+    def _change(self, change: Callable[[ClusterState], frozenset[NamespacedName]]) -> None:
         """Apply a change of the node's settings to each view; it returns the Services that it affects."""
         for view in list(dict.fromkeys((self._source.view, self.current))):
             view.dirty |= change(view.state)

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import functools
 import socket
-from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Iterable, NamedTuple, Optional
 
 IPV4 = "IPv4"
 IPV6 = "IPv6"
-FAMILIES: Tuple[str, str] = (IPV4, IPV6)
+FAMILIES: tuple[str, str] = (IPV4, IPV6)
 #: The address of each family that means no address, or all addresses of the node.
-UNSPECIFIED: Dict[str, str] = {IPV4: "0.0.0.0", IPV6: "::"}
+UNSPECIFIED: dict[str, str] = {IPV4: "0.0.0.0", IPV6: "::"}
 #: The address of each family at which only the node reaches itself.
-LOOPBACK: Dict[str, str] = {IPV4: "127.0.0.1", IPV6: "::1"}
+LOOPBACK: dict[str, str] = {IPV4: "127.0.0.1", IPV6: "::1"}
 
 _MAPPED = b"\x00" * 10 + b"\xff\xff"
 
@@ -131,16 +131,16 @@ def parse_network(text: str) -> Optional[Network]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _prefixes(cidrs: Tuple[str, ...]) -> Dict[str, Dict[int, Set[int]]]:
+def _prefixes(cidrs: tuple[str, ...]) -> dict[str, dict[int, set[int]]]:
     """Return the prefixes of the ranges, by family and by the number of bits after the prefix."""
-    found: Dict[str, Dict[int, Set[int]]] = {IPV4: {}, IPV6: {}}
+    found: dict[str, dict[int, set[int]]] = {IPV4: {}, IPV6: {}}
     for network in networks_of(cidrs):
         shift = address_bits(network.family) - network.prefix_length
         found[network.family].setdefault(shift, set()).add(network.first >> shift)
     return found
 
 
-def is_admitted(address: str, cidrs: Tuple[str, ...]) -> bool:
+def is_admitted(address: str, cidrs: tuple[str, ...]) -> bool:
     """Return whether ranges admit a canonical address: one of them contains it, or there are none.
 
     The cost does not depend on the number of ranges, of which the owner of a Service may give tens of thousands: each
@@ -156,7 +156,7 @@ def is_admitted(address: str, cidrs: Tuple[str, ...]) -> bool:
     return any(number >> shift in prefixes for shift, prefixes in by_shift.items())
 
 
-def networks_of(cidrs: Iterable[str]) -> List[Network]:
+def networks_of(cidrs: Iterable[str]) -> list[Network]:
     """Return the ranges of CIDRs; a text that is not a CIDR is omitted."""
     return [network for network in map(parse_network, cidrs) if network is not None]
 
@@ -172,7 +172,7 @@ def packed_place(address: str, port: int) -> bytes:
     return (packed(address) or b"") + port.to_bytes(2, "big")
 
 
-def unpacked_place(place: bytes) -> Tuple[str, int]:
+def unpacked_place(place: bytes) -> tuple[str, int]:
     """Return the address and the port of :func:`packed_place`."""
     return unpacked(place[:-2]), int.from_bytes(place[-2:], "big")
 
@@ -193,7 +193,7 @@ def port_number(text: str) -> Optional[int]:
     return number if 1 <= number <= 65535 else None
 
 
-def split_port(text: str, default: int) -> Optional[Tuple[str, int]]:
+def split_port(text: str, default: int) -> Optional[tuple[str, int]]:
     """Split ``HOST``, ``HOST:PORT`` or ``[HOST]:PORT``; return None if the port is not a valid number.
 
     The host is not validated. An IPv6 address without brackets is a host without a port.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from typing import ContextManager, Iterator, NamedTuple, Sequence, Type
+from typing import ContextManager, Iterator, NamedTuple, Sequence
 
 _FRAMES = 6
 
@@ -49,7 +49,7 @@ class ProxyError(Exception):
 
 
 @contextlib.contextmanager
-def errors_as(kind: Type[ProxyError], doing: str, *caught: Type[Exception]) -> Iterator[None]:
+def errors_as(kind: type[ProxyError], doing: str, *caught: type[Exception]) -> Iterator[None]:
     """Turn an error of these types in the ``with`` statement into one of ``kind``: ``doing``, then the reason."""
     try:
         yield
@@ -58,7 +58,7 @@ def errors_as(kind: Type[ProxyError], doing: str, *caught: Type[Exception]) -> I
         raise kind(f"{doing}: {reason or error}") from error
 
 
-def os_errors(kind: Type[ProxyError], doing: str) -> ContextManager[None]:
+def os_errors(kind: type[ProxyError], doing: str) -> ContextManager[None]:
     """Turn an OSError of the ``with`` statement into one of ``kind``: ``doing``, then the reason of the system."""
     return errors_as(kind, doing, OSError)
 

@@ -9,7 +9,7 @@ Sources: ``net/netfilter/ipvs/ip_vs_*.c`` and ``include/uapi/linux/ip_vs.h`` of 
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, NamedTuple
+from typing import Mapping, NamedTuple
 
 SCHEDULER_FLAG_1, SCHEDULER_FLAG_2, SCHEDULER_FLAG_3 = 0x8, 0x10, 0x20
 #: The flags of schedulers that hash: to skip real servers of weight 0, and to hash the client's port as well.
@@ -76,7 +76,7 @@ def scheduler_of(name: str) -> Scheduler:
     return SCHEDULERS.get(name) or Scheduler(name, name)
 
 
-def flag_names(scheduler: str) -> Dict[int, str]:
+def flag_names(scheduler: str) -> dict[int, str]:
     """Return the names of the bits for a scheduler; a name of its own precedes ``flag-1`` to ``flag-3``."""
     return {
         flag.bit: name for owner in ("", scheduler) for name, flag in SCHEDULER_FLAGS.items() if flag.scheduler == owner

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import Any, Callable, Dict, Mapping, TextIO
+from typing import Any, Callable, Mapping, TextIO
 
 from .errors import one_line
 
@@ -70,7 +70,7 @@ class Log:
 
     def _line(self, level: str, message: str, fields: Mapping[str, Any]) -> str:
         if self.as_json:
-            record: Dict[str, Any] = {"ts": round(self._clock(), 3), "level": level, "msg": message, **fields}
+            record: dict[str, Any] = {"ts": round(self._clock(), 3), "level": level, "msg": message, **fields}
             line = json.dumps(record, default=str)
         else:
             pairs = [f"{name}={_text(value)}" for name, value in fields.items()]

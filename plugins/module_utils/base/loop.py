@@ -12,7 +12,7 @@ import queue
 import select
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Optional, TypeVar
 
 from .errors import KernelError
 
@@ -43,11 +43,11 @@ class Loop:
         self._clock = clock
         self._failed = failed or _fail
         self._epoll = select.epoll()
-        self._handlers: Dict[int, Handler] = {}
-        self._again: Deque[Callable[[], None]] = collections.deque()
-        self._timers: List[Tuple[float, Callable[[], None]]] = []
-        self._due: Dict[int, float] = {}
-        self._rounds: List[Tuple[Callable[[], Optional[float]], Callable[[], None]]] = []
+        self._handlers: dict[int, Handler] = {}
+        self._again: collections.deque[Callable[[], None]] = collections.deque()
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._due: dict[int, float] = {}
+        self._rounds: list[tuple[Callable[[], Optional[float]], Callable[[], None]]] = []
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stopping = self._ended = False
@@ -104,7 +104,7 @@ class Loop:
             return work()
         if self._ended:
             raise KernelError("the event loop has ended")
-        results: queue.SimpleQueue[Tuple[bool, Any]] = queue.SimpleQueue()
+        results: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
         def run() -> None:
             try:

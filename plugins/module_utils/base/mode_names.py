@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from typing import Tuple
-
 IPTABLES = "iptables"
 IPVS = "ipvs"
 NFTABLES = "nftables"
 USERSPACE = "userspace"
-MODES: Tuple[str, ...] = (IPTABLES, IPVS, NFTABLES, USERSPACE)
+MODES: tuple[str, ...] = (IPTABLES, IPVS, NFTABLES, USERSPACE)
 #: The mode in effect where another program serves the Services; it is not selected by ``mode``.
 NONE = "none"
-MODES_IN_EFFECT: Tuple[str, ...] = (*MODES, NONE)
+MODES_IN_EFFECT: tuple[str, ...] = (*MODES, NONE)
 #: Instead of a mode: the best one that is possible on the node.
 AUTO = "auto"

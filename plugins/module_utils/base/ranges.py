@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, Tuple, Union
+from typing import Union
 
 _PERCENT = (0.0, 100.0)
 _PORT = (1.0, 65535.0)
 _MOST = 2.0**31 - 1
 #: By the name of an option, or of a variable without the prefix of its role; others are from 0 to ``_MOST``.
-_RANGES: Dict[str, Tuple[float, float]] = {
+_RANGES: dict[str, tuple[float, float]] = {
     "api_port": _PORT,
     "api_timeout": (0.001, _MOST),
     "confirm_timeout": (0.0, 86400.0),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import socket
 import struct
-from typing import Sequence, Tuple
+from typing import Sequence
 
 LOAD_BYTE, LOAD_HALF, LOAD_WORD, JUMP_EQUAL, JUMP_BITS, RETURN = 0x30, 0x28, 0x20, 0x15, 0x45, 0x06
 #: Load relative to the index register, and set that: to a value, or to the length of the header of IPv4 at an offset.
@@ -17,7 +17,7 @@ LOAD_HALF_AT_INDEX, LOAD_INDEX, LOAD_INDEX_IHL = 0x48, 0x01, 0xB1
 ALL_BYTES = 0xFFFFFFFF
 
 #: Code, jumps if true and false, value.
-Instruction = Tuple[int, int, int, int]
+Instruction = tuple[int, int, int, int]
 
 _INSTRUCTION = struct.Struct("=HBBI")
 _SO_ATTACH_FILTER = 26

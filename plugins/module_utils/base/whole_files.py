@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import tempfile
-from typing import Optional, Tuple
+from typing import Optional
 
 from .errors import KernelError, os_errors
 
@@ -25,7 +25,7 @@ def is_managed(text: str) -> bool:
     return text.startswith(MANAGED_LINE)
 
 
-def write_whole(path: str, content: bytes, mode: int = 0o600, owner: Optional[Tuple[int, int]] = None) -> None:
+def write_whole(path: str, content: bytes, mode: int = 0o600, owner: Optional[tuple[int, int]] = None) -> None:
     """Replace a file so that at any moment, power loss included, either the old or the new content is complete.
 
     The new file has the permission bits ``mode`` and the ``owner`` (user, group), None for the caller. A symbolic link

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 from operator import mul
-from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Callable, Iterable, NamedTuple, Sequence
 
 from ..base.addresses import IPV4, IPV6, family_of
 from .model import Service, ServicePort
@@ -110,7 +110,7 @@ class Shape(NamedTuple):
     node_places: int
     external: int
     balancers: int
-    sources: Tuple[int, int, int]
+    sources: tuple[int, int, int]
     lengths: int
     local: int
     any_local: int
@@ -130,7 +130,7 @@ class Shape(NamedTuple):
         """Return the number of addresses other than the cluster IP."""
         return self.external + self.balancers
 
-    def restricted(self, node: NodeFactors, addresses: int) -> List[Restricted]:
+    def restricted(self, node: NodeFactors, addresses: int) -> list[Restricted]:
         """Return the kinds of addresses that are restricted. ``addresses``: at which node ports answer."""
         external, balancers, node_ports = self.sources
         if node.sources:
@@ -219,7 +219,7 @@ class Rates(NamedTuple):
 
 
 #: By the name of the mode. ipvs mode is estimated: no machine with IPVS could measure memory cgroups.
-RATES: Dict[str, Rates] = {
+RATES: dict[str, Rates] = {
     "nftables": Rates(_in_nftables, 9.0, BYTES_IN_NFTABLES),
     "iptables": Rates(_in_iptables, 32.0, BYTES_IN_IPTABLES),
     "ipvs": Rates(_in_ipvs, 14.0, Entries(900)),
@@ -267,14 +267,14 @@ class Parts(NamedTuple):
 class _Family(NamedTuple):
     """The sums of a family's numbers over the first parts of a Service, by the number of parts."""
 
-    endpoints: List[int]
-    places: List[int]
-    node_ports: List[int]
-    node_endpoints: List[int]
-    node_places: List[int]
-    balancers: List[int]
-    external: List[int]
-    sources: Tuple[int, int, int]
+    endpoints: list[int]
+    places: list[int]
+    node_ports: list[int]
+    node_endpoints: list[int]
+    node_places: list[int]
+    balancers: list[int]
+    external: list[int]
+    sources: tuple[int, int, int]
     lengths: int
 
 
@@ -289,7 +289,7 @@ class Products:
         cluster_ips = ((IPV4, service.cluster_ip_v4), (IPV6, service.cluster_ip_v6))
         self._families = [_sums(service, family, counts, growth) for family, cluster_ip in cluster_ips if cluster_ip]
 
-    def shapes(self, parts: Parts) -> List[Shape]:
+    def shapes(self, parts: Parts) -> list[Shape]:
         """Return the shape of these parts in each family of the Service."""
         ports, with_node_port = parts.ports, min(parts.ports, parts.node_ports)
         return [
@@ -332,7 +332,7 @@ def _sums(service: Service, family: str, counts: EndpointCounts, growth: int) ->
     )
 
 
-def _sources(service: Service, family: str) -> Tuple[Tuple[int, int, int], int]:
+def _sources(service: Service, family: str) -> tuple[tuple[int, int, int], int]:
     """Return the allowed sources of a family at each kind of address, -1 if all are, and their prefix lengths."""
     given = service.policy.allowed_sources
     if given is None and not service.source_ranges:
@@ -346,7 +346,7 @@ def _sources(service: Service, family: str) -> Tuple[Tuple[int, int, int], int]:
     return (at_external, at_others, at_others), len({text.rpartition("/")[2] for text in (*allowed, *ranges)})
 
 
-def _up_to(numbers: Iterable[int]) -> List[int]:
+def _up_to(numbers: Iterable[int]) -> list[int]:
     """Return the sums of the first 0, 1, 2 and so on of some numbers."""
     return [0, *accumulate(numbers)]
 

@@ -9,7 +9,7 @@ deleted.
 
 from __future__ import annotations
 
-from typing import FrozenSet, Iterable, Optional, Tuple
+from typing import Iterable, Optional
 
 from ..base.addresses import canonical_address
 from .claims import Claim
@@ -20,16 +20,16 @@ from .owned_slices import Slices
 KUBERNETES = NamespacedName("default", "kubernetes")
 _TCP = "TCP"
 
-NO_CLAIMS: FrozenSet[Claim] = frozenset()
+NO_CLAIMS: frozenset[Claim] = frozenset()
 
 
-def claims_at(servers: Iterable[Tuple[str, int]]) -> FrozenSet[Claim]:
+def claims_at(servers: Iterable[tuple[str, int]]) -> frozenset[Claim]:
     """Return the claims of API servers, given by host and port; a host that is a name makes none."""
     found = ((canonical_address(host), port) for host, port in servers)
     return frozenset(Claim(address, port, _TCP) for address, port in found if address is not None)
 
 
-def named_claims(found: Optional[EndpointSlice]) -> FrozenSet[Claim]:
+def named_claims(found: Optional[EndpointSlice]) -> frozenset[Claim]:
     """Return the claims of the API servers that the EndpointSlice ``default/kubernetes`` names."""
     if found is None:
         return NO_CLAIMS
@@ -37,7 +37,7 @@ def named_claims(found: Optional[EndpointSlice]) -> FrozenSet[Claim]:
     return frozenset(Claim(endpoint.address, port, _TCP) for endpoint in found.endpoints for port in ports)
 
 
-def leading_there(service: Service, slices: Slices, servers: FrozenSet[Claim]) -> FrozenSet[Claim]:
+def leading_there(service: Service, slices: Slices, servers: frozenset[Claim]) -> frozenset[Claim]:
     """Return the claims of API servers that a Service makes as their load balancer: its endpoints are API servers.
 
     Only addresses in the status count: controllers write it, while tenants write external IPs.
@@ -53,7 +53,7 @@ def leading_there(service: Service, slices: Slices, servers: FrozenSet[Claim]) -
     )
 
 
-def _leads_there(port: ServicePort, slices: Slices, servers: FrozenSet[Claim]) -> bool:
+def _leads_there(port: ServicePort, slices: Slices, servers: frozenset[Claim]) -> bool:
     """Return whether a port has endpoints, and all of them are API servers."""
     are_servers = (
         Claim(endpoint.address, target.port or 0, target.protocol) in servers

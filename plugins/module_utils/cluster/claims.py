@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from itertools import islice
-from typing import Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
+from typing import Iterator, Mapping, NamedTuple, Optional, Union
 
 from ..base.addresses import FAMILIES, address_and_port, family_of
 from .model import YOUNGEST, NamespacedName, Service
@@ -62,7 +62,7 @@ class _Claimant(NamedTuple):
         return f"{'Service' if self.of_cluster else 'static Service'} {self.name} ({_KINDS[self.kind]})"
 
     @property
-    def shown(self) -> Tuple[bool, int, NamespacedName]:
+    def shown(self) -> tuple[bool, int, NamespacedName]:
         """What the text depends on."""
         return self.of_cluster, self.kind, self.name
 
@@ -83,7 +83,7 @@ class Conflict(NamedTuple):
         return self.reason
 
 
-_Contest = Tuple[_Claimant, ...]
+_Contest = tuple[_Claimant, ...]
 """The Service that wins a claim, or the API servers, and then the Services that lose it, in any order."""
 _NO_CONTEST: _Contest = ()
 
@@ -106,7 +106,7 @@ class Conflicts:
             for loser in sorted(losers, key=lambda claimant: claimant.name):
                 yield _conflict(claim, winner, loser)
 
-    def first(self, count: int) -> List[Conflict]:
+    def first(self, count: int) -> list[Conflict]:
         """Return the first conflicts, at most as many as given."""
         return list(islice(self, count))
 
@@ -147,8 +147,8 @@ def _new_part(contest: _Contest, earlier: _Contest) -> _Contest:
     return (winner, *new) if new else _NO_CONTEST
 
 
-_Claimants = Union[_Claimant, List[_Claimant]]
-_NONE: FrozenSet[Claim] = frozenset()
+_Claimants = Union[_Claimant, list[_Claimant]]
+_NONE: frozenset[Claim] = frozenset()
 
 
 class LostClaims:
@@ -171,12 +171,12 @@ class LostClaims:
 _LOSES_NOTHING = LostClaims(NamespacedName("", ""), 0, {})
 
 
-def _claims_of(name: NamespacedName, service: Optional[Service], leading: FrozenSet[Claim]) -> Dict[Claim, _Claimant]:
+def _claims_of(name: NamespacedName, service: Optional[Service], leading: frozenset[Claim]) -> dict[Claim, _Claimant]:
     """Return the claims of the Service with this name in the families in which it has a cluster IP.
 
     ``leading``: those of its load balancer addresses that are addresses of the API servers, to which it leads.
     """
-    claims: Dict[Claim, _Claimant] = {}
+    claims: dict[Claim, _Claimant] = {}
     if service is None:
         return claims
     of_cluster, created = not service.static, service.created or YOUNGEST
@@ -216,17 +216,17 @@ class Claims:
 
     def __init__(self) -> None:
         # Nearly all claims are made by one Service; these are stored without a list. A list is sorted.
-        self._claimants: Dict[Claim, _Claimants] = {}
+        self._claimants: dict[Claim, _Claimants] = {}
         #: How many claims each Service loses, if any.
-        self._lost: Dict[NamespacedName, int] = {}
+        self._lost: dict[NamespacedName, int] = {}
         #: The addresses of the API servers.
         self.servers = _NONE
         #: Their addresses alone: a Service at another port of one does not lose it.
-        self.server_addresses: FrozenSet[str] = frozenset()
-        self._leading: Dict[NamespacedName, FrozenSet[Claim]] = {}
+        self.server_addresses: frozenset[str] = frozenset()
+        self._leading: dict[NamespacedName, frozenset[Claim]] = {}
         self._conflicts = NO_CONFLICTS
         #: The claims with several claimants that have changed since the conflicts were determined.
-        self._changed: Set[Claim] = set()
+        self._changed: set[Claim] = set()
 
     def lost_by(self, service: NamespacedName) -> LostClaims:
         """Return the claims that a Service loses to another one; empty for nearly all Services."""
@@ -249,11 +249,11 @@ class Claims:
         contest = (found[0], *[claimant for claimant in found[1:] if claimant is not _API_SERVERS])
         return contest if len(contest) > 1 else _NO_CONTEST
 
-    def leading(self, service: NamespacedName) -> FrozenSet[Claim]:
+    def leading(self, service: NamespacedName) -> frozenset[Claim]:
         """Return the claims of API servers that a Service makes as their load balancer."""
         return self._leading.get(service, _NONE)
 
-    def set_servers(self, servers: FrozenSet[Claim]) -> Set[NamespacedName]:
+    def set_servers(self, servers: frozenset[Claim]) -> set[NamespacedName]:
         """Replace the addresses of the API servers; return the Services at one of the earlier or later ones."""
         before, self.servers = self.servers, servers
         addresses = frozenset(claim.address for claim in servers)
@@ -265,15 +265,15 @@ class Claims:
             self._change(claim, None, _API_SERVERS)
         return {name for claim in (*before, *servers, *others) for name in self._names(claim)}
 
-    def _names(self, claim: Claim) -> Set[NamespacedName]:
+    def _names(self, claim: Claim) -> set[NamespacedName]:
         """Return the Services that make a claim."""
         found = self._claimants.get(claim, [])
         claimants = found if isinstance(found, list) else [found]
         return {claimant.name for claimant in claimants if claimant is not _API_SERVERS}
 
     def replace(
-        self, name: NamespacedName, before: Optional[Service], now: Optional[Service], leading: FrozenSet[Claim] = _NONE
-    ) -> Set[NamespacedName]:
+        self, name: NamespacedName, before: Optional[Service], now: Optional[Service], leading: frozenset[Claim] = _NONE
+    ) -> set[NamespacedName]:
         """Replace the claims of a Service by those of its new version, and return the other Services affected.
 
         ``before`` is None for a new Service, ``now`` for a deleted one. ``leading``: the claims of API servers that it
@@ -282,7 +282,7 @@ class Claims:
         old, new = _claims_of(name, before, self._leading.pop(name, _NONE)), _claims_of(name, now, leading)
         if leading:
             self._leading[name] = leading
-        affected: Set[NamespacedName] = set()
+        affected: set[NamespacedName] = set()
         for claim in {**old, **new} if old else new:
             removed, added = old.get(claim), new.get(claim)
             if removed != added:
@@ -290,7 +290,7 @@ class Claims:
         affected.discard(name)
         return affected
 
-    def _change(self, claim: Claim, removed: Optional[_Claimant], added: Optional[_Claimant]) -> Set[NamespacedName]:
+    def _change(self, claim: Claim, removed: Optional[_Claimant], added: Optional[_Claimant]) -> set[NamespacedName]:
         """Replace a claimant; return the Services that lose the claim only before or only after that."""
         found = self._claimants.get(claim)
         if removed is None and added is not None and found is None:
@@ -313,7 +313,7 @@ class Claims:
         lost = _losers(before, removed, after if after != added else None)
         return self._count_lost(lost, _losers(after, added, before if before != removed else None))
 
-    def _count_lost(self, before: Set[NamespacedName], after: Set[NamespacedName]) -> Set[NamespacedName]:
+    def _count_lost(self, before: set[NamespacedName], after: set[NamespacedName]) -> set[NamespacedName]:
         """Count a claim for the Services that begin or cease to lose it; return these Services."""
         for name in after - before:
             self._lost[name] = self._lost.get(name, 0) + 1
@@ -324,7 +324,7 @@ class Claims:
         return before ^ after
 
 
-def _losers(winner: _Claimant, *claimants: Optional[_Claimant]) -> Set[NamespacedName]:
+def _losers(winner: _Claimant, *claimants: Optional[_Claimant]) -> set[NamespacedName]:
     """Return the Services among these claimants that do not win."""
     services = (claimant for claimant in claimants if claimant is not None and claimant is not _API_SERVERS)
     return {claimant.name for claimant in services if claimant.name != winner.name}

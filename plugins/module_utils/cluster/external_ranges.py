@@ -13,7 +13,7 @@ all ports of its Service (see ``api_addresses``).
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 from ..base.addresses import is_admitted
 from .claims import Claim
@@ -33,9 +33,9 @@ class Confined(NamedTuple):
 
     whole: Service
     served: Service
-    refused: Dict[str, str]
+    refused: dict[str, str]
 
-    def reasons(self) -> List[Tuple[str, str]]:
+    def reasons(self) -> list[tuple[str, str]]:
         """Return each field with its first address that is refused, and how many others there are."""
         found = []
         for field in (INGRESS, EXTERNAL_IPS):
@@ -51,7 +51,7 @@ class Confined(NamedTuple):
         return f"Service {self.whole.key}: {field}: {address} is {_REASON}" if field else ""
 
 
-def confined(service: Service, ranges: Tuple[str, ...], leading: FrozenSet[Claim]) -> Optional[Confined]:
+def confined(service: Service, ranges: tuple[str, ...], leading: frozenset[Claim]) -> Optional[Confined]:
     """Return a Service confined to these CIDRs; None if it has no other address, as nearly all do not.
 
     ``leading``: those of its load balancer addresses, with port, at which it leads to the API servers.

@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from functools import lru_cache
-from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Tuple, Type, TypeVar
+from typing import Any, Callable, Collection, Iterable, Optional, TypeVar
 
 from ..base.addresses import canonical_address, canonical_network, family_of
 
@@ -63,7 +63,7 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
-def mapping(value: object, field: str) -> Dict[str, Any]:
+def mapping(value: object, field: str) -> dict[str, Any]:
     """Return an object, empty if ``value`` is null. Raises Invalid."""
     if isinstance(value, dict):
         return value
@@ -72,7 +72,7 @@ def mapping(value: object, field: str) -> Dict[str, Any]:
     raise Invalid(field, f"{shown(value)} is not an object")
 
 
-def fields_of(value: object, known: Collection[str], field: str) -> Dict[str, Any]:
+def fields_of(value: object, known: Collection[str], field: str) -> dict[str, Any]:
     """Return an object, empty if ``value`` is null, that has only known fields. Raises Invalid.
 
     Use it where an object says what is allowed: without a condition that a later version of its API put into a new
@@ -85,7 +85,7 @@ def fields_of(value: object, known: Collection[str], field: str) -> Dict[str, An
     return raw
 
 
-def sequence(value: object, field: str) -> List[Any]:
+def sequence(value: object, field: str) -> list[Any]:
     """Return a list, empty if ``value`` is null. Raises Invalid."""
     if isinstance(value, list):
         return value
@@ -94,13 +94,13 @@ def sequence(value: object, field: str) -> List[Any]:
     raise Invalid(field, f"{shown(value)} is not a list")
 
 
-def elements(value: object, field: str) -> List[Tuple[Any, str]]:
+def elements(value: object, field: str) -> list[tuple[Any, str]]:
     """Return each element of a list with the path of its field; none if ``value`` is null. Raises Invalid."""
     return [(item, f"{field}[{index}]") for index, item in enumerate(sequence(value, field))]
 
 
 def leniently(
-    read: Callable[[Any, str], _Item], value: object, field: str, skipped: List[Invalid], default: _Item
+    read: Callable[[Any, str], _Item], value: object, field: str, skipped: list[Invalid], default: _Item
 ) -> _Item:
     """Return what ``read`` returns for a field; ``default`` if that is invalid, which is appended to ``skipped``."""
     try:
@@ -163,7 +163,7 @@ def interned(value: str) -> str:
     return _intern(value) if _INTERNED_ARE_FREED and value.__class__ is str else value
 
 
-def sharing(_kind: Type[_Item]) -> Callable[[Tuple[_Item, ...]], Tuple[_Item, ...]]:
+def sharing(_kind: type[_Item]) -> Callable[[tuple[_Item, ...]], tuple[_Item, ...]]:
     """Return a function that returns the same object for equal tuples, for a kind of which a cluster has few values."""
     return lru_cache(maxsize=4096)(lambda items: items)
 

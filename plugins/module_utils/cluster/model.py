@@ -10,7 +10,7 @@ address) have been dropped by the parser.
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Optional, Tuple
+from typing import Mapping, NamedTuple, Optional
 
 #: Sorts after the time at which any Service was created; of those without a time.
 YOUNGEST = "~"
@@ -44,7 +44,7 @@ class HealthCheck(NamedTuple):
     port: int = 0
     path: str = "/"
     #: Accepted ranges of HTTP statuses.
-    statuses: Tuple[Tuple[int, int], ...] = ((200, 399),)
+    statuses: tuple[tuple[int, int], ...] = ((200, 399),)
     #: For TLS and the Host header.
     server_name: str = ""
     #: File of the certificates that verify the server's; empty not to verify it.
@@ -67,7 +67,7 @@ class Failing(NamedTuple):
     this percentage of the ready endpoints passes, all are served.
     """
 
-    reasons: Mapping[Tuple[str, int], str] = {}
+    reasons: Mapping[tuple[str, int], str] = {}
     panic_threshold: float = 0.0
 
 
@@ -76,11 +76,11 @@ class ServicePolicy(NamedTuple):
 
     #: CIDRs of both families whose sources may use external addresses and node ports, possibly none; None without a
     #: restriction.
-    allowed_sources: Optional[Tuple[str, ...]] = None
+    allowed_sources: Optional[tuple[str, ...]] = None
     #: The kernel's name of an IPVS scheduler, or ``random``; empty for the node's.
     scheduler: str = ""
     #: As ipvsadm names them (``sh-port``, ``mh-fallback``), or ``flag-1`` to ``flag-3``.
-    scheduler_flags: Tuple[str, ...] = ()
+    scheduler_flags: tuple[str, ...] = ()
     #: Prefix lengths by which clients with affinity are grouped, by family; 0 to distinguish every client.
     persistence_v4: int = 0
     persistence_v6: int = 0
@@ -92,7 +92,7 @@ class ServicePolicy(NamedTuple):
     #: The agent forwards the connections of the Service itself, whatever the node's mode is.
     userspace: bool = False
     #: Invalid values of annotations whose validity matters only where they apply.
-    problems: Tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 NO_POLICY = ServicePolicy()
@@ -107,14 +107,14 @@ class Service(NamedTuple):
     #: The cluster IP of each family, empty if the Service has none of that family.
     cluster_ip_v4: str
     cluster_ip_v6: str
-    ports: Tuple[ServicePort, ...]
-    external_ips: Tuple[str, ...] = ()
+    ports: tuple[ServicePort, ...]
+    external_ips: tuple[str, ...] = ()
     #: Whether spec.externalIPs has any element, valid or not.
     has_external_ips: bool = False
     #: Those of ipMode VIP.
-    load_balancer_ips: Tuple[str, ...] = ()
+    load_balancer_ips: tuple[str, ...] = ()
     #: CIDRs, with blanks trimmed.
-    source_ranges: Tuple[str, ...] = ()
+    source_ranges: tuple[str, ...] = ()
     #: 0 without ClientIP affinity.
     affinity_seconds: int = 0
     #: The traffic policies as in the spec, uninterpreted.
@@ -158,8 +158,8 @@ class SliceEndpoint(NamedTuple):
     ready: bool
     serving: bool
     terminating: bool
-    zone_hints: Tuple[str, ...] = ()
-    node_hints: Tuple[str, ...] = ()
+    zone_hints: tuple[str, ...] = ()
+    node_hints: tuple[str, ...] = ()
 
 
 class EndpointSlice(NamedTuple):
@@ -174,8 +174,8 @@ class EndpointSlice(NamedTuple):
     name: str
     service_name: str
     family: str
-    ports: Tuple[SlicePort, ...]
-    endpoints: Tuple[SliceEndpoint, ...]
+    ports: tuple[SlicePort, ...]
+    endpoints: tuple[SliceEndpoint, ...]
     trigger_time: str = ""
     weight: Optional[int] = None
     alias_weight: Optional[int] = None
@@ -196,18 +196,18 @@ class Node(NamedTuple):
     """
 
     name: str
-    internal_ips: Tuple[str, ...] = ()
-    external_ips: Tuple[str, ...] = ()
-    pod_cidrs: Tuple[str, ...] = ()
+    internal_ips: tuple[str, ...] = ()
+    external_ips: tuple[str, ...] = ()
+    pod_cidrs: tuple[str, ...] = ()
     zone: str = ""
-    taint_keys: Tuple[str, ...] = ()
+    taint_keys: tuple[str, ...] = ()
     deleting: bool = False
     hostname: str = ""
     weight: int = 1
     labels: Mapping[str, str] = {}
 
     @property
-    def addresses(self) -> Tuple[str, ...]:
+    def addresses(self) -> tuple[str, ...]:
         """The internal and external addresses."""
         return self.internal_ips + self.external_ips
 
@@ -216,4 +216,4 @@ class ServiceCIDR(NamedTuple):
     """A ServiceCIDR: its name and its CIDRs, one or one of each family."""
 
     name: str
-    cidrs: Tuple[str, ...]
+    cidrs: tuple[str, ...]

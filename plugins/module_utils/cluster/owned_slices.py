@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from math import gcd
-from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Union
+from typing import Any, Iterable, Iterator, Mapping, Optional, Union
 
 from .model import EndpointSlice, NamespacedName
 
@@ -18,9 +18,9 @@ _NONE: Slices = {}
 #: The weight of an EndpointSlice without Cilium's annotation, for Cilium.
 CILIUM_DEFAULT = 100
 #: Family, name and protocol of a port.
-_PortKey = Tuple[str, str, str]
+_PortKey = tuple[str, str, str]
 #: The weights of an EndpointSlice: by the annotation of this project, and by Cilium's.
-_Weights = Tuple[Optional[int], Optional[int]]
+_Weights = tuple[Optional[int], Optional[int]]
 
 
 def has_weight(item: EndpointSlice) -> bool:
@@ -36,9 +36,9 @@ class EndpointCounts:
 
     def __init__(self, slices: Iterable[EndpointSlice] = ()) -> None:
         self.endpoints = self.listed = 0
-        self._by_port: Dict[_PortKey, int] = {}
+        self._by_port: dict[_PortKey, int] = {}
         #: Those in slices with weights.
-        self._weighted: Dict[_PortKey, Dict[_Weights, int]] = {}
+        self._weighted: dict[_PortKey, dict[_Weights, int]] = {}
         for item in slices:
             self.add(item)
 
@@ -87,14 +87,14 @@ class EndpointCounts:
                     del self._weighted[key]
 
 
-def _count(numbers: Dict[Any, int], key: Any, number: int) -> None:
+def _count(numbers: dict[Any, int], key: Any, number: int) -> None:
     """Add to one of some numbers, which has no entry while it is 0."""
     now = numbers.pop(key, 0) + number
     if now:
         numbers[key] = now
 
 
-def _sum_of_shares(weights: Iterable[Tuple[int, int]]) -> int:
+def _sum_of_shares(weights: Iterable[tuple[int, int]]) -> int:
     """Return the sum of weights, each with the number of endpoints that have it, as the smallest integers."""
     found = [(weight, number) for weight, number in weights if weight and number]
     return sum(weight * number for weight, number in found) // (gcd(*[weight for weight, _number in found]) or 1)
@@ -111,9 +111,9 @@ class OwnedSlices:
     """
 
     def __init__(self) -> None:
-        self._slices: Dict[NamespacedName, Union[EndpointSlice, Dict[str, EndpointSlice]]] = {}
+        self._slices: dict[NamespacedName, Union[EndpointSlice, dict[str, EndpointSlice]]] = {}
         #: Of Services with several EndpointSlices.
-        self._counts: Dict[NamespacedName, EndpointCounts] = {}
+        self._counts: dict[NamespacedName, EndpointCounts] = {}
 
     def __contains__(self, owner: NamespacedName) -> bool:
         return owner in self._slices
@@ -149,7 +149,7 @@ class OwnedSlices:
         # The slices of one Service may be thousands, but of nearly all Services they are two.
         return any(map(has_weight, found.values())) if len(found) <= 2 else self.counts_of(owner).are_weighted
 
-    def items(self) -> Iterator[Tuple[NamespacedName, Slices]]:
+    def items(self) -> Iterator[tuple[NamespacedName, Slices]]:
         """Yield each Service that has EndpointSlices, and these."""
         return ((owner, self.of(owner)) for owner in self._slices)
 

@@ -11,7 +11,7 @@ the mode that makes most of them, so that all nodes, and a change of the mode, s
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 from .account import Parts, Products, Rates, Shape, most_entries
 from .model import Service
@@ -37,7 +37,7 @@ class Limited(NamedTuple):
     served: Service
     entries: int
     excess: int
-    refused: Tuple[Tuple[str, str], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
 
 
 def is_small(service: Service) -> bool:
@@ -61,7 +61,7 @@ def limited(service: Service, counts: EndpointCounts, rates: Rates, node_weight:
     most = max(MOST_ENTRIES, ENTRIES_OF_ENDPOINT * counts.endpoints)
     products = Products(service, counts, node_weight)
     parts, served = Parts.of(service), service
-    refused: Tuple[Tuple[str, str], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
     shapes = products.shapes(parts)
     if sum(map(_bound, shapes)) > most:
         fitting = _fitting(products, parts, most)
@@ -109,7 +109,7 @@ def _served(service: Service, parts: Parts) -> Service:
     )
 
 
-def _refused(service: Service, parts: Parts, total: int, most: int) -> Tuple[Tuple[str, str], ...]:
+def _refused(service: Service, parts: Parts, total: int, most: int) -> tuple[tuple[str, str], ...]:
     """Return field and reason of each kind of parts that do not fit. ``total``: the entries of all parts."""
 
     def reason(first: str, count: int) -> str:
@@ -119,7 +119,7 @@ def _refused(service: Service, parts: Parts, total: int, most: int) -> Tuple[Tup
             f"{total} entries, more than {most}"
         )
 
-    found: List[Tuple[str, str]] = []
+    found: list[tuple[str, str]] = []
     ports = len(service.ports)
     if parts.ports < ports:
         found.append((f"spec.ports[{parts.ports}]", reason("this", ports - parts.ports)))

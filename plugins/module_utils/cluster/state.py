@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Iterable, Mapping, Optional, Set, Tuple
+from typing import Any, Iterable, Mapping, Optional
 
 from ..base.addresses import FAMILIES, IPV4, IPV6
 from ..base.errors import Refusal
@@ -20,14 +20,14 @@ from .parsing.objects import ObjectKey, ParsedObject, object_key, parsed_object
 from .parsing.policy_objects import KEPT_KINDS, POLICY_TYPES, PolicyObjects
 from .service_limit import Limited, is_small, limited
 
-_NOTHING: FrozenSet[NamespacedName] = frozenset()
+_NOTHING: frozenset[NamespacedName] = frozenset()
 _NO_SLICES: Slices = {}
-_NO_ADDRESSES: FrozenSet[str] = frozenset()
-_NO_FAMILIES: FrozenSet[str] = frozenset()
-_EVERY_FAMILY: FrozenSet[str] = frozenset(FAMILIES)
-_FAMILIES: Mapping[str, FrozenSet[str]] = {family: frozenset((family,)) for family in FAMILIES}
+_NO_ADDRESSES: frozenset[str] = frozenset()
+_NO_FAMILIES: frozenset[str] = frozenset()
+_EVERY_FAMILY: frozenset[str] = frozenset(FAMILIES)
+_FAMILIES: Mapping[str, frozenset[str]] = {family: frozenset((family,)) for family in FAMILIES}
 
-Rising = Mapping[Tuple[str, int], int]
+Rising = Mapping[tuple[str, int], int]
 """How many eighths of their weight endpoints have reached, by address and port; at least one."""
 _NOT_RISING: Rising = {}
 
@@ -52,35 +52,35 @@ class ClusterState:
     """
 
     def __init__(self) -> None:
-        self.services: Dict[NamespacedName, Service] = {}
-        self.nodes: Dict[str, Node] = {}
+        self.services: dict[NamespacedName, Service] = {}
+        self.nodes: dict[str, Node] = {}
         #: The weights of Nodes other than 1, by name.
-        self.node_weights: Dict[str, int] = {}
-        self.service_cidrs: Dict[str, ServiceCIDR] = {}
+        self.node_weights: dict[str, int] = {}
+        self.service_cidrs: dict[str, ServiceCIDR] = {}
         self._slices = OwnedSlices()
-        self._slice_owners: Dict[ObjectKey, NamespacedName] = {}
-        self._refusals: Dict[ObjectKey, Refusal] = {}
-        self._nameless: Dict[Refusal, None] = {}
-        self._skipped: Dict[ObjectKey, Tuple[Refusal, ...]] = {}
-        self.kinds: Set[str] = set()
+        self._slice_owners: dict[ObjectKey, NamespacedName] = {}
+        self._refusals: dict[ObjectKey, Refusal] = {}
+        self._nameless: dict[Refusal, None] = {}
+        self._skipped: dict[ObjectKey, tuple[Refusal, ...]] = {}
+        self.kinds: set[str] = set()
         self.policy = PolicyObjects()
         self._claims = Claims()
         self.given_servers = NO_CLAIMS
-        self._external_ranges: Tuple[str, ...] = ()
+        self._external_ranges: tuple[str, ...] = ()
         #: The Services with addresses outside of these ranges.
-        self.confined: Dict[NamespacedName, Confined] = {}
+        self.confined: dict[NamespacedName, Confined] = {}
         self._static = StaticObjects()
-        self._failing: Dict[NamespacedName, Failing] = {}
-        self._rising: Dict[NamespacedName, Rising] = {}
-        self._limited: Dict[NamespacedName, Limited] = {}
+        self._failing: dict[NamespacedName, Failing] = {}
+        self._rising: dict[NamespacedName, Rising] = {}
+        self._limited: dict[NamespacedName, Limited] = {}
         self.rates = RATES["nftables"]
         self.excess = 0
-        self._excess_of: Dict[str, int] = {}
+        self._excess_of: dict[str, int] = {}
         #: Those of the limited Services of which parts are refused.
-        self._cut: Dict[NamespacedName, Limited] = {}
-        self._withheld: Dict[ObjectKey, Refusal] = {}
+        self._cut: dict[NamespacedName, Limited] = {}
+        self._withheld: dict[ObjectKey, Refusal] = {}
         self._node_weight = 1
-        self._hidden_services: Dict[NamespacedName, Service] = {}
+        self._hidden_services: dict[NamespacedName, Service] = {}
         self._hidden_slices = OwnedSlices()
 
     @classmethod
@@ -103,7 +103,7 @@ class ClusterState:
         return state
 
     @property
-    def refusals(self) -> Tuple[Refusal, ...]:
+    def refusals(self) -> tuple[Refusal, ...]:
         """The objects that are skipped, in order of kind, namespace and name."""
         hidden = [
             Refusal("Service", key.namespace, key.name, "metadata.name", f"is that of a static Service of {file}")
@@ -118,7 +118,7 @@ class ClusterState:
         return self._static.services
 
     @property
-    def skipped(self) -> Tuple[Refusal, ...]:
+    def skipped(self) -> tuple[Refusal, ...]:
         """The parts of objects that were skipped because they are invalid, in order of kind, namespace and name."""
         parts = dict(self._skipped) if self._cut or self.confined else self._skipped
         refused = [(name, item.whole, item.reasons()) for name, item in self.confined.items()]
@@ -137,7 +137,7 @@ class ClusterState:
         """Return the EndpointSlices that belong to a Service, by name; empty if there are none."""
         return self._slices.of(service)
 
-    def families_of(self, key: ObjectKey) -> FrozenSet[str]:
+    def families_of(self, key: ObjectKey) -> frozenset[str]:
         """Return the families that an object concerns; none if it is a Service or EndpointSlice that is absent."""
         if key.kind == "EndpointSlice":
             owner = self._slice_owners.get(key)
@@ -147,7 +147,7 @@ class ClusterState:
             return self.families_of_service(NamespacedName(key.namespace, key.name))
         return _EVERY_FAMILY
 
-    def families_of_service(self, key: NamespacedName) -> FrozenSet[str]:
+    def families_of_service(self, key: NamespacedName) -> frozenset[str]:
         """Return the families of a Service's cluster IPs; none if it is absent."""
         service = self.services.get(key)
         if service is None:
@@ -160,7 +160,7 @@ class ClusterState:
         """Return the claims of a Service that were assigned to another Service; empty for nearly all Services."""
         return self._claims.lost_by(service)
 
-    def reserved_addresses(self, service: Service) -> FrozenSet[str]:
+    def reserved_addresses(self, service: Service) -> frozenset[str]:
         """Return the addresses of API servers that no interface of the node may get for a Service.
 
         A node with the address of an API server on an interface of its own does not reach that server at any port.
@@ -176,13 +176,13 @@ class ClusterState:
         """The claims that several Services make; the same object until one of them changes."""
         return self._claims.conflicts
 
-    def service_cidr_list(self, family: str) -> Tuple[str, ...]:
+    def service_cidr_list(self, family: str) -> tuple[str, ...]:
         """Return the CIDRs of one family of all ServiceCIDRs, sorted and without duplicates."""
         is_v6 = family == "IPv6"
         cidrs = {cidr for item in self.service_cidrs.values() for cidr in item.cidrs}
         return tuple(sorted(cidr for cidr in cidrs if (":" in cidr) == is_v6))
 
-    def upsert(self, raw: Any) -> FrozenSet[NamespacedName]:
+    def upsert(self, raw: Any) -> frozenset[NamespacedName]:
         """Add or replace a raw object and return the Services whose ServicePorts may change.
 
         Empty if nothing changes or Services do not depend on the object. An invalid object does not raise: it is
@@ -190,7 +190,7 @@ class ClusterState:
         """
         return self.put(parsed_object(raw, object_key(raw)))
 
-    def put(self, item: ParsedObject) -> FrozenSet[NamespacedName]:
+    def put(self, item: ParsedObject) -> frozenset[NamespacedName]:
         """Add or replace an object that is parsed already, like :meth:`upsert`."""
         key, parsed, skipped, is_supported = item
         if not is_supported:
@@ -228,34 +228,34 @@ class ClusterState:
         """Return whether an earlier version of an object is in force because the latest one was refused."""
         return key in self._refusals and key.kind in KEPT_KINDS and self.policy.holds(key)
 
-    def delete(self, raw: Any) -> FrozenSet[NamespacedName]:
+    def delete(self, raw: Any) -> frozenset[NamespacedName]:
         """Remove a raw object (only kind, namespace and name are read) and return the Services affected."""
         return self.remove(object_key(raw))
 
-    def remove(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
+    def remove(self, key: ObjectKey) -> frozenset[NamespacedName]:
         """Remove the object with this key and return the Services affected."""
         self._refusals.pop(key, None)
         self._skipped.pop(key, None)
         return self._remove(key)
 
-    def set_api_servers(self, servers: FrozenSet[Claim]) -> FrozenSet[NamespacedName]:
+    def set_api_servers(self, servers: frozenset[Claim]) -> frozenset[NamespacedName]:
         """Protect the addresses of these API servers, beside those that the cluster names; return Services affected."""
         self.given_servers = servers
         return self._protect_servers()
 
-    def set_external_ranges(self, cidrs: Tuple[str, ...]) -> FrozenSet[NamespacedName]:
+    def set_external_ranges(self, cidrs: tuple[str, ...]) -> frozenset[NamespacedName]:
         """Limit external addresses of Services of the cluster to these CIDRs, if any; return the Services affected."""
         if cidrs == self._external_ranges:
             return _NOTHING
         self._external_ranges = cidrs
-        affected: Set[NamespacedName] = set()
+        affected: set[NamespacedName] = set()
         for key in tuple(self.services):
             affected |= self._serve_again(key)
         return frozenset(affected)
 
-    def set_static(self, static: StaticObjects) -> FrozenSet[NamespacedName]:
+    def set_static(self, static: StaticObjects) -> frozenset[NamespacedName]:
         """Serve these static Services instead of the earlier ones; return Services whose ServicePorts may change."""
-        affected: Set[NamespacedName] = set()
+        affected: set[NamespacedName] = set()
         before, self._static = self._static, static
         for key in before.services:
             if key not in static.services:
@@ -279,7 +279,7 @@ class ClusterState:
         """Return the endpoints of a Service that fail their health checks, None if all pass."""
         return self._failing.get(service)
 
-    def set_failing(self, service: NamespacedName, failing: Failing) -> FrozenSet[NamespacedName]:
+    def set_failing(self, service: NamespacedName, failing: Failing) -> frozenset[NamespacedName]:
         """Record which endpoints of a Service fail; return the Services whose ServicePorts may change."""
         now = failing if failing.reasons else None
         if self._failing.get(service) == now:
@@ -294,7 +294,7 @@ class ClusterState:
         """Return the endpoints of a Service whose share still rises."""
         return self._rising.get(service, _NOT_RISING)
 
-    def set_rising(self, service: NamespacedName, rising: Rising) -> FrozenSet[NamespacedName]:
+    def set_rising(self, service: NamespacedName, rising: Rising) -> frozenset[NamespacedName]:
         """Record the endpoints of a Service whose share still rises; return the Services that this changes."""
         if self.rising(service) == rising:
             return _NOTHING
@@ -304,7 +304,7 @@ class ClusterState:
             del self._rising[service]
         return frozenset((service,))
 
-    def _protect_servers(self) -> FrozenSet[NamespacedName]:
+    def _protect_servers(self) -> frozenset[NamespacedName]:
         """Protect the addresses of the API servers known now; return the Services that claim one of them."""
         named = named_claims(self._slices_by_owner(KUBERNETES).get(KUBERNETES, KUBERNETES.name))
         servers = named | self.given_servers
@@ -315,14 +315,14 @@ class ClusterState:
             affected |= self._serve_again(service)
         return frozenset(affected)
 
-    def _leading(self, service: Service) -> FrozenSet[Claim]:
+    def _leading(self, service: Service) -> frozenset[Claim]:
         """Return the claims of API servers that a Service makes as their load balancer."""
         if service.static:
             # It wins in any case.
             return NO_CLAIMS
         return leading_there(service, self.slices_of(service.key), self._claims.servers)
 
-    def _endpoints_changed(self, owner: NamespacedName) -> FrozenSet[NamespacedName]:
+    def _endpoints_changed(self, owner: NamespacedName) -> frozenset[NamespacedName]:
         """Return the Services whose ServicePorts may change with the EndpointSlices of a Service."""
         affected = self._served(owner)
         return affected | self._protect_servers() if owner == KUBERNETES else affected
@@ -332,7 +332,7 @@ class ClusterState:
         found = self.confined.get(key) or self._limited.get(key)
         return self.services.get(key) if found is None else found.whole
 
-    def _replace_service(self, key: NamespacedName, service: Optional[Service]) -> Set[NamespacedName]:
+    def _replace_service(self, key: NamespacedName, service: Optional[Service]) -> set[NamespacedName]:
         """Serve this Service within ranges and limit, None for none; return the other Services affected."""
         before, now = self.services.get(key), self._within_limit(key, self._within_ranges(key, service))
         leading = self._leading(now) if now is not None else NO_CLAIMS
@@ -345,7 +345,7 @@ class ClusterState:
             del self.services[key]
         return affected
 
-    def _serve_again(self, key: NamespacedName) -> Set[NamespacedName]:
+    def _serve_again(self, key: NamespacedName) -> set[NamespacedName]:
         """Serve a Service as settings and API servers now demand; return the Services affected."""
         before = self.services.get(key)
         affected = self._replace_service(key, self._given(key))
@@ -387,14 +387,14 @@ class ClusterState:
             if now:
                 self._excess_of[namespace] = now
 
-    def _fit(self, key: NamespacedName) -> Set[NamespacedName]:
+    def _fit(self, key: NamespacedName) -> set[NamespacedName]:
         """Serve what a Service may have with its present EndpointSlices; return the other Services affected."""
         service = self._given(key)
         if service is None or (key not in self._limited and self._is_small(service)):
             return set()
         return self._replace_service(key, service)
 
-    def _fit_all(self) -> Set[NamespacedName]:
+    def _fit_all(self) -> set[NamespacedName]:
         affected = set(self.services)
         for key in tuple(self.services):
             affected |= self._fit(key)
@@ -424,7 +424,7 @@ class ClusterState:
         found = self._limited.get(service)
         return found.entries if found is not None else 0
 
-    def _put_service(self, service: Service) -> FrozenSet[NamespacedName]:
+    def _put_service(self, service: Service) -> frozenset[NamespacedName]:
         key = service.key
         if key in self._static.services:
             self._hidden_services[key] = service
@@ -433,7 +433,7 @@ class ClusterState:
             return _NOTHING
         return frozenset((key, *self._replace_service(key, service)))
 
-    def _put_slice(self, key: ObjectKey, item: EndpointSlice) -> FrozenSet[NamespacedName]:
+    def _put_slice(self, key: ObjectKey, item: EndpointSlice) -> frozenset[NamespacedName]:
         owner = item.service_key
         table = self._slices_by_owner(owner)
         affected = _NOTHING
@@ -445,7 +445,7 @@ class ClusterState:
         table.put(owner, item)
         return affected | self._endpoints_changed(owner)
 
-    def _drop_slice(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
+    def _drop_slice(self, key: ObjectKey) -> frozenset[NamespacedName]:
         owner: Optional[NamespacedName] = self._slice_owners.pop(key, None)
         if owner is None:
             return _NOTHING
@@ -456,7 +456,7 @@ class ClusterState:
         """Return the table with the cluster's slices of a Service; it is not served if a static Service hides it."""
         return self._hidden_slices if owner in self._static.services else self._slices
 
-    def _weigh_node(self, name: str, weight: int) -> FrozenSet[NamespacedName]:
+    def _weigh_node(self, name: str, weight: int) -> frozenset[NamespacedName]:
         """Record the weight of a Node; if it differs, return the Services with endpoints on that Node."""
         if self.node_weights.get(name, 1) == weight:
             return _NOTHING
@@ -475,10 +475,10 @@ class ClusterState:
             if any(endpoint.node_name == name for item in slices.values() for endpoint in item.endpoints)
         )
 
-    def _served(self, service: NamespacedName) -> FrozenSet[NamespacedName]:
+    def _served(self, service: NamespacedName) -> frozenset[NamespacedName]:
         return _NOTHING if service in self._static.services else frozenset((service, *self._fit(service)))
 
-    def _remove(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
+    def _remove(self, key: ObjectKey) -> frozenset[NamespacedName]:
         if key.kind == "EndpointSlice":
             return self._drop_slice(key)
         if key.kind == "Service":

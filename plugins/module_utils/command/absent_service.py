@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from typing import Any, Dict, Iterable, List
+from typing import Any, Iterable
 
 from ..base.errors import ProxyError
 from ..cluster.api.client import ApiClient
@@ -39,7 +39,7 @@ def why_absent(arguments: argparse.Namespace, namespace: str, name: str) -> str:
     return _sentence(namespace, name, found)
 
 
-def _services(arguments: argparse.Namespace, namespace: str) -> Dict[str, Any]:
+def _services(arguments: argparse.Namespace, namespace: str) -> dict[str, Any]:
     """Return the raw Services of a namespace by name. Raises ProxyError."""
     if arguments.snapshot:
         items: Iterable[Any] = snapshot_objects(arguments.snapshot)
@@ -58,9 +58,9 @@ def _services(arguments: argparse.Namespace, namespace: str) -> Dict[str, Any]:
     }
 
 
-def _sentence(namespace: str, name: str, found: Dict[str, Any]) -> str:
+def _sentence(namespace: str, name: str, found: dict[str, Any]) -> str:
     if name not in found:
-        known: List[str] = sorted(found)
+        known: list[str] = sorted(found)
         names = f"{', '.join(known[:_NAMES])}{', ...' if len(known) > _NAMES else ''}" if known else "none"
         return f"there is no Service {namespace}/{name}{suggestion(name, known)} (namespace {namespace} has {names})"
     spec = found[name].get("spec") or {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
 from ..base.errors import ProxyError, UnknownDestination, some_of
 from ..convergence.runtime.agent_client import RELOAD, AgentBusy, NoAgent, ask_agent
@@ -56,7 +56,7 @@ def reload_agent(arguments: argparse.Namespace) -> CommandResult:
     return CommandResult(OK, line, document, tuple(document.get("warnings", ())))
 
 
-def _status_lines(document: AgentStatus) -> List[str]:
+def _status_lines(document: AgentStatus) -> list[str]:
     healthy = "not healthy" if not document["healthy"] else "healthy" if document["mode"] else "waits for the cluster"
     if document.get("otherProxy"):
         healthy += f": {document['otherProxy']}"
@@ -114,13 +114,13 @@ def _status_lines(document: AgentStatus) -> List[str]:
     return lines
 
 
-def _named(head: str, items: List[str], count: int) -> List[str]:
+def _named(head: str, items: list[str], count: int) -> list[str]:
     """Return a line for each item, and one that says how many more there are."""
     more = [f"            and {count - len(items)} more"] if count > len(items) else []
     return [f"{head}{item}" for item in items] + more
 
 
-def _memory_lines(memory: Optional[MemoryStatus]) -> List[str]:
+def _memory_lines(memory: Optional[MemoryStatus]) -> list[str]:
     if not memory or not memory.get("limit"):
         return []
     percent = round(memory["cluster"] * 100 / memory["capacity"]) if memory["capacity"] else 100
@@ -133,7 +133,7 @@ def _memory_lines(memory: Optional[MemoryStatus]) -> List[str]:
     return lines
 
 
-def _policy_lines(policy: PolicyStatus) -> List[str]:
+def _policy_lines(policy: PolicyStatus) -> list[str]:
     if not policy:
         return []
     state = "in force" if policy["inForce"] else "not up to date"
@@ -197,7 +197,7 @@ def _connection(arguments: argparse.Namespace) -> CommandResult:
     return CommandResult(OK if good else DIFFERENT, lines, document, warnings)
 
 
-def _connection_document(arguments: argparse.Namespace) -> Dict[str, Any]:
+def _connection_document(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the agent's explanation of a connection, or without an agent that of the options. Raises ProxyError."""
     ends = {"from": str(arguments.source), "to": str(arguments.destination), "kernel": not arguments.no_kernel}
     try:
@@ -210,7 +210,7 @@ def _connection_document(arguments: argparse.Namespace) -> Dict[str, Any]:
         return explain_connection(arguments)
 
 
-def _explanation_lines(document: Dict[str, Any]) -> List[str]:
+def _explanation_lines(document: dict[str, Any]) -> list[str]:
     where = f"node {document['node']}" + (f" in zone {document['zone']}" if document["zone"] else "")
     lines = [f"{document['destination']} on {where}, mode {document['mode']}, behaviour {document['behaviour']}:"]
     if document["leftToPrograms"]:
@@ -219,7 +219,7 @@ def _explanation_lines(document: Dict[str, Any]) -> List[str]:
     if not document["found"]:
         reason = document.get("reason") or "no Service has this destination; the packet is not changed"
         return [*lines, f"  {reason}"]
-    shown: List[str] = []
+    shown: list[str] = []
     for item in document["found"]:
         lines.append(f"  Service {item['service']}, port {item['port']}, by its {item['via']}")
         lines.append(f"    at {', '.join(item['frontends'])}")

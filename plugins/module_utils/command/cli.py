@@ -22,7 +22,7 @@ import json
 import os
 import sys
 from importlib import import_module
-from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, TextIO, Union
+from typing import Any, Callable, NamedTuple, NoReturn, Optional, Sequence, TextIO, Union
 
 from ..base.errors import ProxyError
 from ..packaging.identity import identity
@@ -229,7 +229,7 @@ def _dispatch(arguments: argparse.Namespace, streams: Streams) -> int:
     return _show(found, arguments, streams)
 
 
-def _words(parser: argparse.ArgumentParser) -> Dict[str, List[str]]:
+def _words(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
     """Return the commands and the options of each, for completion."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

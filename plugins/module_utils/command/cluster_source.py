@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Iterator, NamedTuple, Sequence
 
 from ..base.errors import ApiError, SnapshotError
 from ..cluster.api.access import servers
@@ -38,14 +38,14 @@ class Sources(NamedTuple):
         return bool(self.settings.alternatives) or (self.settings.discover and os.path.exists(self.cache))
 
 
-def read_objects(sources: Sources, others: Sequence[ResourceType]) -> Tuple[List[Dict[str, Any]], Tuple[str, ...]]:
+def read_objects(sources: Sources, others: Sequence[ResourceType]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """Return the objects of the cluster, and a warning for each server that failed before one answered.
 
     ``others``: collections to read beside those of Services. Raises ApiError, with the failures of all servers if none
     answers, and ConfigurationError.
     """
-    failures: List[str] = []
-    tried: Set[str] = set()
+    failures: list[str] = []
+    tried: set[str] = set()
     for candidate in _candidates(sources):
         connection = candidate.connection(sources.kubeconfig or None)
         server = resolve(connection).server
@@ -79,7 +79,7 @@ def _candidates(sources: Sources) -> Iterator[servers.Candidate]:
             yield from servers.named_servers(found) if found is not None else ()
 
 
-def _is_kubernetes(item: Dict[str, Any]) -> bool:
+def _is_kubernetes(item: dict[str, Any]) -> bool:
     metadata = item.get("metadata")
     names = (metadata.get("namespace"), metadata.get("name")) if isinstance(metadata, dict) else ()
     return item.get("kind") == "EndpointSlice" and names == KUBERNETES

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import sys
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from ..base.errors import ProxyError
 from ..base.mode_names import AUTO
@@ -52,12 +52,12 @@ class _Cluster(NamedTuple):
 
     state: ClusterState
     objects: Callable[[], Iterable[Any]]
-    warnings: Tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def _cluster(arguments: argparse.Namespace, configuration: KubeProxyConfiguration) -> _Cluster:
     """Return the cluster from the source in the arguments: snapshot, cache or API servers."""
-    warnings: Tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     objects: Callable[[], Iterable[Any]]
     if arguments.snapshot:
         objects = functools.partial(snapshot_objects, arguments.snapshot)
@@ -77,7 +77,7 @@ def _cluster(arguments: argparse.Namespace, configuration: KubeProxyConfiguratio
     return _Cluster(state, objects, warnings)
 
 
-def _api_servers(arguments: argparse.Namespace, configuration: KubeProxyConfiguration) -> FrozenSet[Claim]:
+def _api_servers(arguments: argparse.Namespace, configuration: KubeProxyConfiguration) -> frozenset[Claim]:
     """Return the addresses of the API servers that an agent of this node is given."""
     servers = list(configuration.node_proxy.api_servers.alternatives)
     kubeconfig = arguments.kubeconfig or configuration.client_connection.kubeconfig
@@ -88,7 +88,7 @@ def _api_servers(arguments: argparse.Namespace, configuration: KubeProxyConfigur
     return claims_at(with_addresses(servers))
 
 
-def _request(arguments: argparse.Namespace) -> Tuple[Request, Tuple[str, ...]]:
+def _request(arguments: argparse.Namespace) -> tuple[Request, tuple[str, ...]]:
     """Return the request for the arguments, and warnings about the configuration and the source of the cluster."""
     configuration, warnings = load_given(arguments.config, arguments.mode)
     cluster = _cluster(arguments, configuration)
@@ -106,7 +106,7 @@ def _request(arguments: argparse.Namespace) -> Tuple[Request, Tuple[str, ...]]:
     return request, (*warnings, *cluster.warnings)
 
 
-def report_document(report: Report) -> Dict[str, Any]:
+def report_document(report: Report) -> dict[str, Any]:
     """Return a report as plain JSON values."""
     return {
         "mode": report.mode,
@@ -127,7 +127,7 @@ def report_document(report: Report) -> Dict[str, Any]:
     }
 
 
-def _report_lines(report: Report, checking: bool, with_entries: bool) -> List[str]:
+def _report_lines(report: Report, checking: bool, with_entries: bool) -> list[str]:
     lines = change_lines(report.changes, checking, with_entries)
     mode = f"{report.mode}, filter backend {report.ipvs_filter_backend}," if report.ipvs_filter_backend else report.mode
     if report.mode and not report.families:
@@ -230,7 +230,7 @@ def clean_up(arguments: argparse.Namespace) -> CommandResult:
 def status_without_agent(arguments: argparse.Namespace, reason: str) -> CommandResult:
     """Show what is programmed on a node without an agent, and how it differs from the cluster (``status``)."""
     lines = [f"agent:      not running ({reason})"]
-    document: Dict[str, Any] = {"agent": "not running", "reason": reason}
+    document: dict[str, Any] = {"agent": "not running", "reason": reason}
     try:
         request, warnings = _request(arguments)
         report = inspect(request)
@@ -250,7 +250,7 @@ class _Node(NamedTuple):
     configuration: KubeProxyConfiguration
     view: NodeView
     mode: Mode
-    families: List[ExplainedFamily]
+    families: list[ExplainedFamily]
 
 
 def _node(arguments: argparse.Namespace) -> _Node:
@@ -264,7 +264,7 @@ def _node(arguments: argparse.Namespace) -> _Node:
     return _Node(cluster, configuration, view, mode, families)
 
 
-def explain_node(arguments: argparse.Namespace, target: Target, client: str) -> Dict[str, Any]:
+def explain_node(arguments: argparse.Namespace, target: Target, client: str) -> dict[str, Any]:
     """Return the explanation of a target by the desired state of this node. Raises ProxyError.
 
     ``client``: the address of a client, or empty.
@@ -279,14 +279,14 @@ def explain_node(arguments: argparse.Namespace, target: Target, client: str) -> 
 def _stages_of(node: _Node, handles: KernelHandles) -> Stages:
     """Return what gives the kernel's resources of a family with the tables that this node should have."""
 
-    def stages(family: ExplainedFamily) -> List[Stage]:
+    def stages(family: ExplainedFamily) -> list[Stage]:
         tables = FamilyTables(family.context, family.tables.desired)
         return node.mode.stages(node.configuration, [tables], handles)
 
     return stages
 
 
-def explain_connection(arguments: argparse.Namespace) -> Dict[str, Any]:
+def explain_connection(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the explanation of a connection, without an agent. Raises ProxyError."""
     node = _node(arguments)
     settings = node.configuration.node_proxy.network_policy

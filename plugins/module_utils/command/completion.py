@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import List, Mapping, Sequence
+from typing import Mapping, Sequence
 
 from ..base.mode_names import AUTO, IPTABLES, MODES
 
@@ -19,7 +19,7 @@ def script(shell: str, words: Mapping[str, Sequence[str]]) -> str:
 
 
 def _bash(words: Mapping[str, Sequence[str]]) -> str:
-    lines: List[str] = [
+    lines: list[str] = [
         "_kubenode_proxy() {",
         '  local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}" options=""',
         "  COMPREPLY=()",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, List, Sequence
+from typing import TYPE_CHECKING, Sequence
 
 from ..base.errors import HistoryError
 from ..rollback.confirm import confirm, reject
@@ -39,7 +39,7 @@ def confirm_change(arguments: argparse.Namespace) -> CommandResult:
     return CommandResult(OK, lines, document, report.warnings)
 
 
-def _probed(urls: Sequence[str], seconds: float) -> List[ProbeResult]:
+def _probed(urls: Sequence[str], seconds: float) -> list[ProbeResult]:
     # Import probes only if needed: their imports take longer than a confirmation.
     from ..convergence.probing.attempts import parse_probe, run_probes
 

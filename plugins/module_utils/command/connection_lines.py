@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator
 
 from ..base.addresses import address_and_port
 from ..base.errors import KernelError
@@ -20,7 +20,7 @@ _ROWS = 40
 _MARKS = {"": " ", "missing": "+", "extra": "-"}
 
 
-def wrapped(indent: int, text: str) -> List[str]:
+def wrapped(indent: int, text: str) -> list[str]:
     """Return a text in lines of at most 80 columns; words that are longer remain whole."""
     first, more = " " * indent, " " * (indent + 4)
     return textwrap.wrap(
@@ -28,7 +28,7 @@ def wrapped(indent: int, text: str) -> List[str]:
     )
 
 
-def flow_lines(flow: Dict[str, Any], read: bool) -> List[str]:
+def flow_lines(flow: dict[str, Any], read: bool) -> list[str]:
     """Return the explanation of a flow as text. ``read``: the kernel was read."""
     source = address_and_port(flow["source"], flow["sourcePort"]) if flow["sourcePort"] else flow["source"]
     destination = f"{address_and_port(flow['destination'], flow['port'])}/{flow['protocol']}"
@@ -61,7 +61,7 @@ def _after(separator: str, text: str) -> str:
     return f"{separator}{text}" if text else ""
 
 
-def _endpoint_lines(flow: Dict[str, Any]) -> Iterator[str]:
+def _endpoint_lines(flow: dict[str, Any]) -> Iterator[str]:
     if flow["endpoint"]:
         yield from wrapped(4, f"reaches {flow['endpoint']}: {flow['endpointReason']}")
     elif flow["chosenBy"]:
@@ -72,7 +72,7 @@ def _endpoint_lines(flow: Dict[str, Any]) -> Iterator[str]:
         yield from wrapped(6, f"{shown:>7} {item['endpoint']}: {item['reason']}")
 
 
-def _row_lines(rows: List[Dict[str, Any]]) -> Iterator[str]:
+def _row_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield rows that are missing in the kernel or not desired, and the first of the others."""
     left = _ROWS
     for row in rows:
@@ -84,14 +84,14 @@ def _row_lines(rows: List[Dict[str, Any]]) -> Iterator[str]:
         yield f"      and {-left} more as desired"
 
 
-def _live_text(item: Dict[str, Any]) -> str:
+def _live_text(item: dict[str, Any]) -> str:
     text = f"{item['by']}: {item['source']} -> {item['destination']}, answered by {item['endpoint']}"
     text += _after(", which sees ", item["seen_as"] if item["seen_as"] != item["source"] else "")
     left = f", {item['seconds']} s left" if item["seconds"] >= 0 else ""
     return f"{text}; {item['state']}{left}"
 
 
-def connection_lines(document: Dict[str, Any], why_not: bool) -> List[str]:
+def connection_lines(document: dict[str, Any], why_not: bool) -> list[str]:
     """Return an explanation as text. ``why_not``: also why each rule of a pod that is isolated does not match."""
     lines = [f"{document['from']} -> {document['to']}: {'allowed' if document['allowed'] else 'denied'}"]
     if document.get("flows"):
@@ -122,7 +122,7 @@ def connection_lines(document: Dict[str, Any], why_not: bool) -> List[str]:
     return lines
 
 
-def _summary(document: Dict[str, Any]) -> str:
+def _summary(document: dict[str, Any]) -> str:
     """Return the answer in a few words."""
     verdicts = dict.fromkeys(flow["verdict"] for flow in document["flows"])
     words = list(verdicts)
@@ -133,7 +133,7 @@ def _summary(document: Dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _side_lines(side: Dict[str, Any], why_not: bool) -> Iterator[str]:
+def _side_lines(side: dict[str, Any], why_not: bool) -> Iterator[str]:
     of = f" of {side['pod']}" if side["pod"] else ""
     where = "" if side["judgedHere"] or not side["pod"] else f", judged by node {side['node'] or 'not known yet'}"
     yield f"    {side['direction']}{of}: {'allowed' if side['allowed'] else 'denied'}: {side['reason']}{where}"
@@ -147,7 +147,7 @@ def _side_lines(side: Dict[str, Any], why_not: bool) -> Iterator[str]:
         yield from (f"      {miss}" for miss in side["misses"])
 
 
-def follow_flows(document: Dict[str, Any], seconds: float) -> None:
+def follow_flows(document: dict[str, Any], seconds: float) -> None:
     """Follow the first flow of an explanation, and add the packets seen to the document, as ``traced``."""
     from ..kernel.nftables.traffic.tracing import Tracer
     from ..rendering.settings import Arrival, Client
@@ -163,7 +163,7 @@ def follow_flows(document: Dict[str, Any], seconds: float) -> None:
             document.setdefault("problems", []).append(str(error))
 
 
-def traced_lines(document: Dict[str, Any], seconds: float) -> List[str]:
+def traced_lines(document: dict[str, Any], seconds: float) -> list[str]:
     """Return the packets seen as text."""
     if "traced" not in document:
         return []

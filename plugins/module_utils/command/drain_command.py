@@ -13,7 +13,7 @@ import argparse
 import os
 import time
 from collections import Counter
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence
 
 from ..base.errors import KernelError, ProxyError, some_of
 from ..base.timestamps import timestamp
@@ -40,14 +40,14 @@ _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 5.0
 _PAUSE_FACTOR = 10.0
 
 
-Connection = Tuple[str, bytes, bytes]
+Connection = tuple[str, bytes, bytes]
 
 
 class Waited(NamedTuple):
     """The outcome of waiting: the connections in use, those that have begun recently, and the seconds it took."""
 
-    used: Set[Connection]
-    arrived: Tuple[Connection, ...]
+    used: set[Connection]
+    arrived: tuple[Connection, ...]
     seconds: float
 
     @property
@@ -96,7 +96,7 @@ def _start(arguments: argparse.Namespace, progress: Callable[[str], None]) -> Co
     return CommandResult(OK if waited.is_empty else LEFT, [first, *_waited_lines(waited)], document)
 
 
-def _write(arguments: argparse.Namespace) -> Tuple[DrainRecord, Optional[DrainRecord]]:
+def _write(arguments: argparse.Namespace) -> tuple[DrainRecord, Optional[DrainRecord]]:
     """Write the file; return the new drain and the one it replaces. Raises DrainError."""
     now = time.time()
     saved: Optional[DrainRecord] = None
@@ -134,9 +134,9 @@ def _wait(arguments: argparse.Namespace, progress: Callable[[str], None]) -> Wai
     """Wait until no connection is left and none has appeared for a while, or until the deadline. Raises ProxyError."""
     began = said = latest = time.monotonic()
     serving: Optional[Serving] = None
-    known: Optional[Set[Connection]] = None
-    used: Set[Connection] = set()
-    arrived: Dict[Connection, float] = {}
+    known: Optional[set[Connection]] = None
+    used: set[Connection] = set()
+    arrived: dict[Connection, float] = {}
     while True:
         looked = time.monotonic()
         forwarded: Any = ()
@@ -171,7 +171,7 @@ def _wait(arguments: argparse.Namespace, progress: Callable[[str], None]) -> Wai
         time.sleep(min(left, max(_PAUSE_SECONDS, min(_PAUSE_FACTOR * (now - looked), _LONGEST_PAUSE_SECONDS))))
 
 
-def _waited_document(waited: Waited) -> Dict[str, Any]:
+def _waited_document(waited: Waited) -> dict[str, Any]:
     return {
         "outcome": "empty" if waited.is_empty else "deadline",
         "waitedSeconds": waited.seconds,
@@ -181,7 +181,7 @@ def _waited_document(waited: Waited) -> Dict[str, Any]:
     }
 
 
-def _arrivals(arrived: Iterable[Connection]) -> List[Dict[str, Any]]:
+def _arrivals(arrived: Iterable[Connection]) -> list[dict[str, Any]]:
     """Return who still begins connections, by client and port, those with most first."""
     found = Counter(
         (item["client"].rpartition(":")[0], f":{item['destination'].rpartition(':')[2]}")
@@ -198,7 +198,7 @@ def _arriving_text(arrived: Sequence[Connection]) -> str:
     return f"; new connections still begin, from {some_of(names, _CLIENTS)}"
 
 
-def _count_document(used: Set[Connection]) -> Dict[str, Any]:
+def _count_document(used: set[Connection]) -> dict[str, Any]:
     return {
         "connections": len(used),
         "byProtocol": dict(sorted(Counter(protocol for protocol, _source, _destination in used).items())),
@@ -206,7 +206,7 @@ def _count_document(used: Set[Connection]) -> Dict[str, Any]:
     }
 
 
-def _count_text(used: Set[Connection]) -> str:
+def _count_text(used: set[Connection]) -> str:
     if not used:
         return "no external connection"
     document = _count_document(used)
@@ -214,7 +214,7 @@ def _count_text(used: Set[Connection]) -> str:
     return f"{len(used)} external connection{'s' if len(used) > 1 else ''} ({protocols})"
 
 
-def _waited_lines(waited: Waited) -> List[str]:
+def _waited_lines(waited: Waited) -> list[str]:
     if waited.is_empty:
         return [f"no external connection is left after {waited.seconds:.0f} s"]
     lines = [f"the deadline has passed after {waited.seconds:.0f} s with {_count_text(waited.used)} in use"]
@@ -225,7 +225,7 @@ def _waited_lines(waited: Waited) -> List[str]:
     return [*lines, *_left_lines(waited.used)]
 
 
-def _left_lines(used: Set[Connection]) -> List[str]:
+def _left_lines(used: set[Connection]) -> list[str]:
     named = [describe(connection) for connection in sorted(used)[:_NAMED]]
     lines = [f"  {item['protocol']} {item['client']} -> {item['destination']}" for item in named]
     return lines + ([f"  and {len(used) - _NAMED} more"] if len(used) > _NAMED else [])
@@ -234,7 +234,7 @@ def _left_lines(used: Set[Connection]) -> List[str]:
 def _stop(arguments: argparse.Namespace) -> CommandResult:
     _require_root("stop")
     removed = remove_record(arguments.drain_file)
-    warnings: Tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     try:
         if _ask(arguments, read=True)["drained"]:
             raise ProxyError(f"still drained: the agent does not read {arguments.drain_file}")
@@ -251,7 +251,7 @@ def _status(arguments: argparse.Namespace) -> CommandResult:
         answer = _ask(arguments, connections=True)
     except NoAgent as error:
         return _status_without_agent(arguments, str(error))
-    document: Dict[str, Any] = {"agent": "running", **_drain_document(answer)}
+    document: dict[str, Any] = {"agent": "running", **_drain_document(answer)}
     lines = [drain_line(answer)]
     try:
         found = external_connections(parse_serving(answer["serving"]), answer.get("forwarded", ()))
@@ -259,7 +259,7 @@ def _status(arguments: argparse.Namespace) -> CommandResult:
         # Not root, or the cluster is not known yet.
         document["connections"] = None
     else:
-        arrived: Tuple[Connection, ...] = ()
+        arrived: tuple[Connection, ...] = ()
         if answer["drained"]:
             time.sleep(_PAUSE_SECONDS)
             again = _ask(arguments, connections=True)
@@ -271,7 +271,7 @@ def _status(arguments: argparse.Namespace) -> CommandResult:
     return CommandResult(OK, lines, document)
 
 
-def _drain_document(answer: Answer) -> Dict[str, Any]:
+def _drain_document(answer: Answer) -> dict[str, Any]:
     times = {name: timestamp(float(answer[name])) if answer["drained"] else "" for name in ("since", "until")}
     seconds = answer["remainingSeconds"]
     return {"drained": answer["drained"], **times, "remainingSeconds": seconds, "problem": answer["problem"]}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 from functools import partial
-from typing import Any, Callable, Tuple, Type, Union
+from typing import Any, Callable, Union
 
 from ..base.durations import parse_duration
 from ..base.errors import ConfigurationError
@@ -23,7 +23,7 @@ from .result import UsageError
 
 #: A function that adds an option, and those that add the options of one command.
 AddOption = Callable[[argparse.ArgumentParser], None]
-Options = Tuple[AddOption, ...]
+Options = tuple[AddOption, ...]
 
 _VARIABLES = "KUBENODE_PROXY_"
 #: For how many seconds ``explain --live`` follows packets at most.
@@ -35,7 +35,7 @@ DEFAULT_LIMIT = 20
 _LONGEST_INTERVAL = 3600.0
 
 
-def number(name: str, kind: Union[Type[int], Type[float]]) -> Callable[[str], float]:
+def number(name: str, kind: Union[type[int], type[float]]) -> Callable[[str], float]:
     """Return what parses an option that is a number of this kind, in the range of that name."""
 
     def parse(text: str) -> float:
@@ -58,7 +58,7 @@ def option(*names: str, **attributes: Any) -> AddOption:
     return add
 
 
-def numeric(name: str, kind: Union[Type[int], Type[float]], default: Any, metavar: str, text: str) -> AddOption:
+def numeric(name: str, kind: Union[type[int], type[float]], default: Any, metavar: str, text: str) -> AddOption:
     """Return what adds an option that is a number of this kind."""
     parse = number(name.strip("-").replace("-", "_"), kind)
     return option(name, type=parse, default=default, metavar=metavar, help=text)

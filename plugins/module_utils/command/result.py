@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence, TypeVar
 
 from ..base.errors import ProxyError
 from ..base.timestamps import timestamp
@@ -38,7 +38,7 @@ def valid(use: Callable[[], Result]) -> Result:
         return use()
 
 
-def ask_newer(control: str, purpose: str, question: Dict[str, Any]) -> Answer:
+def ask_newer(control: str, purpose: str, question: dict[str, Any]) -> Answer:
     """Ask the agent what older ones do not know; ``purpose``: for what such an agent is too old. Raises ProxyError."""
     try:
         return ask_agent(control, question)
@@ -52,9 +52,9 @@ class CommandResult(NamedTuple):
     """The result of a command: lines for people, a document for programs, warnings, and the exit code."""
 
     code: int
-    lines: List[str]
-    document: Dict[str, Any]
-    warnings: Tuple[str, ...] = ()
+    lines: list[str]
+    document: dict[str, Any]
+    warnings: tuple[str, ...] = ()
 
 
 def drain_line(answer: Mapping[str, Any]) -> str:
@@ -65,7 +65,7 @@ def drain_line(answer: Mapping[str, Any]) -> str:
     return f"drained since {since} until {until} ({float(answer['remainingSeconds']):.0f} s left)"
 
 
-def change_lines(changes: Sequence[TableChange], checking: bool, with_entries: bool) -> List[str]:
+def change_lines(changes: Sequence[TableChange], checking: bool, with_entries: bool) -> list[str]:
     """Return the lines that list changes: the diff of each table, or with ``with_entries`` False the counts."""
     if with_entries:
         from ..differences import unified

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 from ..convergence.handles import KernelHandles
 from ..convergence.runtime.state_directory import control_socket
@@ -74,7 +74,7 @@ def roll_back(arguments: argparse.Namespace) -> CommandResult:
         lines.append(f"the node already matches state {number}")
     elif not arguments.check:
         lines.append(f"rolled back to state {number}; saved the previous state as {report.saved}")
-    document: Dict[str, Any] = {
+    document: dict[str, Any] = {
         "state": number,
         "changed": report.changed,
         "changes": [change._asdict() for change in report.changes],

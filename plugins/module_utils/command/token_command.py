@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import sys
 import time
-from typing import Any, Dict
+from typing import Any
 
 from ..base.errors import ConfigurationError, ProxyError
 from ..base.timestamps import timestamp
@@ -50,7 +50,7 @@ def _is_rejected(kubeconfig: str) -> bool:
         return False
 
 
-def _document(token: ServiceToken) -> Dict[str, Any]:
+def _document(token: ServiceToken) -> dict[str, Any]:
     return {
         "account": f"{token.namespace}/{token.account}",
         "accountUid": token.account_uid,

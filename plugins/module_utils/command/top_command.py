@@ -10,7 +10,7 @@ import json
 import textwrap
 import time
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, TextIO, Tuple
+from typing import Any, Optional, Sequence, TextIO
 
 from ..base.timestamps import timestamp
 from ..convergence.runtime.agent_client import NoAgent
@@ -25,7 +25,7 @@ _RESET = (
 )
 
 
-def rated(document: Dict[str, Any], before: Dict[str, Any]) -> Dict[str, Any]:
+def rated(document: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     """Return a reading with ``perSecond`` in each row: what each counter has counted since an earlier reading.
 
     A row has none if it was not in the earlier reading, or if both are the same reading. Nor has a counter that begins
@@ -48,11 +48,11 @@ def rated(document: Dict[str, Any], before: Dict[str, Any]) -> Dict[str, Any]:
     return found
 
 
-def _identity(port: Dict[str, Any]) -> Tuple[Any, ...]:
+def _identity(port: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(port[name] for name in ("family", "namespace", "name", "port", "protocol"))
 
 
-def _by_place(document: Dict[str, Any]) -> Dict[Tuple[Any, ...], Dict[str, Any]]:
+def _by_place(document: dict[str, Any]) -> dict[tuple[Any, ...], dict[str, Any]]:
     found = {}
     for port in document["ports"]:
         found[(*_identity(port), "")] = port
@@ -61,8 +61,8 @@ def _by_place(document: Dict[str, Any]) -> Dict[Tuple[Any, ...], Dict[str, Any]]
     return found
 
 
-def _with_rates(row: Dict[str, Any], before: Optional[Dict[str, Any]], seconds: float) -> Dict[str, Any]:
-    rates: Dict[str, Optional[float]] = {}
+def _with_rates(row: dict[str, Any], before: Optional[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    rates: dict[str, Optional[float]] = {}
     for name in _COUNTERS:
         now, then = row[name], before[name] if before is not None else None
         comparable = seconds > 0 and None not in (now, then) and now >= then
@@ -70,13 +70,13 @@ def _with_rates(row: Dict[str, Any], before: Optional[Dict[str, Any]], seconds: 
     return {**row, "perSecond": rates}
 
 
-def busiest(document: Dict[str, Any], limit: int) -> Dict[str, Any]:
+def busiest(document: dict[str, Any], limit: int) -> dict[str, Any]:
     """Return a reading with at most ``limit`` rows, those with the most connections first.
 
     With rates, those with the most new connections per second are first. ``limit`` 0: all of them.
     """
 
-    def order(row: Dict[str, Any]) -> Tuple[Any, ...]:
+    def order(row: dict[str, Any]) -> tuple[Any, ...]:
         rate = row.get("perSecond", {}).get("connections")
         name = (row.get("namespace", ""), row.get("name", ""), row.get("port", ""), row.get("endpoint", ""))
         return (-(rate or 0), -(row["connections"] or 0), *name)
@@ -99,12 +99,12 @@ def short(value: Optional[float]) -> str:
     return f"{value / 1000**power:.1f}{_UNITS[power - 1]}"
 
 
-def _sum(row: Dict[str, Any], names: Sequence[str]) -> Optional[float]:
+def _sum(row: dict[str, Any], names: Sequence[str]) -> Optional[float]:
     values = [row[name] for name in names if row.get(name) is not None]
     return sum(values) if values else None
 
 
-def _cells(row: Dict[str, Any], watching: bool) -> List[str]:
+def _cells(row: dict[str, Any], watching: bool) -> list[str]:
     amounts = row.get("perSecond", {}) if watching else row
     cells = [short(amounts.get("connections"))] if watching else []
     cells += [short(row["connections"]), short(row["active"]), short(row["inactive"])]
@@ -125,7 +125,7 @@ def _line(name: str, cells: Sequence[str]) -> str:
 _OTHER_PROTOCOLS = frozenset(("udp", "sctp"))
 
 
-def _port_name(row: Dict[str, Any], both_families: bool) -> str:
+def _port_name(row: dict[str, Any], both_families: bool) -> str:
     port = f":{row['port']}" if row["port"] else ""
     protocol = row["protocol"].lower()
     # A port named udp says it already.
@@ -134,7 +134,7 @@ def _port_name(row: Dict[str, Any], both_families: bool) -> str:
     return f"{row['namespace']}/{row['name']}{port}{'' if named else '/' + protocol}{family}"
 
 
-def traffic_lines(document: Dict[str, Any], watching: bool, endpoints: bool) -> List[str]:
+def traffic_lines(document: dict[str, Any], watching: bool, endpoints: bool) -> list[str]:
     """Return a reading as lines for a terminal."""
     both = len({row["family"] for row in document["ports"]}) > 1
     lines = textwrap.wrap(f"{document['node']}, mode {document['mode']}, {timestamp(document['at'])}", WIDTH)
@@ -172,8 +172,8 @@ def show_traffic(arguments: argparse.Namespace) -> CommandResult:
 
 def watch_traffic(arguments: argparse.Namespace, output: TextIO) -> int:
     """Show the traffic until the user interrupts it (``top --watch``)."""
-    before: Optional[Dict[str, Any]] = None
-    shown: Dict[str, Any] = {}
+    before: Optional[dict[str, Any]] = None
+    shown: dict[str, Any] = {}
     try:
         while True:
             document = _read(arguments, before)
@@ -186,11 +186,11 @@ def watch_traffic(arguments: argparse.Namespace, output: TextIO) -> int:
         return OK
 
 
-def _compared(before: Dict[str, Any], limit: int, document: Dict[str, Any]) -> Dict[str, Any]:
+def _compared(before: dict[str, Any], limit: int, document: dict[str, Any]) -> dict[str, Any]:
     return busiest(rated(document, before), limit)
 
 
-def _write(arguments: argparse.Namespace, output: TextIO, document: Dict[str, Any]) -> None:
+def _write(arguments: argparse.Namespace, output: TextIO, document: dict[str, Any]) -> None:
     if arguments.output == "json":
         output.write(json.dumps(document) + "\n")
     else:
@@ -201,7 +201,7 @@ def _write(arguments: argparse.Namespace, output: TextIO, document: Dict[str, An
     output.flush()
 
 
-def _read(arguments: argparse.Namespace, before: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+def _read(arguments: argparse.Namespace, before: Optional[dict[str, Any]] = None) -> dict[str, Any]:
     """Return the agent's answer, which contains only a time if there is no newer reading."""
     question = {
         "command": "traffic",

@@ -10,7 +10,7 @@ corrected is one predicate of :class:`Behaviour`, true if it is corrected; code 
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Tuple
+from typing import NamedTuple
 
 
 class Behaviour(NamedTuple):
@@ -53,14 +53,14 @@ KUBE_PROXY_RELEASE = "1.38"
 KUBE_PROXY = Behaviour("kube-proxy")
 CORRECTED = Behaviour("corrected", *(True for _hole in Behaviour._fields[1:]))
 
-BEHAVIOURS: Dict[str, Behaviour] = {item.name: item for item in (KUBE_PROXY, CORRECTED)}
+BEHAVIOURS: dict[str, Behaviour] = {item.name: item for item in (KUBE_PROXY, CORRECTED)}
 
 #: The default of the API server's option --service-node-port-range.
 NODE_PORTS = (30000, 32767)
 _PORTS = (1024, 65535)
 
 
-def masquerade_ports(node_ports: Tuple[int, int] = NODE_PORTS) -> Tuple[int, int]:
+def masquerade_ports(node_ports: tuple[int, int] = NODE_PORTS) -> tuple[int, int]:
     """Return the larger range of unprivileged ports, first and last, beside the range of node ports."""
     below, above = (_PORTS[0], node_ports[0] - 1), (node_ports[1] + 1, _PORTS[1])
     return max(below, above, key=lambda ports: ports[1] - ports[0])

@@ -9,7 +9,7 @@ former is often changed on purpose, and the latter differs from node to node.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import Any, Iterator, Mapping, NamedTuple
 
 from ..base.mode_names import AUTO, IPTABLES, IPVS, NFTABLES
 from ..cluster.fields import shown
@@ -49,7 +49,7 @@ class _Pair(NamedTuple):
     own: Any
 
 
-def differences(theirs: Source, own: Source) -> List[Difference]:
+def differences(theirs: Source, own: Source) -> list[Difference]:
     """Return the fields that change traffic in the host's mode and that differ. Raises ConfigurationError.
 
     In the mode ``auto``, which is chosen on the host, all fields count.
@@ -68,10 +68,10 @@ def differences(theirs: Source, own: Source) -> List[Difference]:
     ]
 
 
-def adopted(theirs: Source) -> Dict[str, Any]:
+def adopted(theirs: Source) -> dict[str, Any]:
     """Return what a host must have below its own fields to serve as kube-proxy did. Raises ConfigurationError."""
     configuration = load(theirs).configuration
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     default = KubeProxyConfiguration()
     for mode in (IPTABLES, IPVS, NFTABLES):
         for pair in _pairs(configuration, default._replace(mode=mode)):
@@ -98,7 +98,7 @@ def _matters(field: Field, mode: str) -> bool:
     return "all" in modes or mode in modes or mode == AUTO
 
 
-def _theirs(field: Field, mode: str) -> Tuple[str, str]:
+def _theirs(field: Field, mode: str) -> tuple[str, str]:
     """Return name and attribute of what a field is in kube-proxy's mode, which may be in the block of that mode."""
     block, _dot, leaf = field.name.partition(".")
     if leaf != _MASQUERADE_ALL:

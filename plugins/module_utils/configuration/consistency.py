@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from typing import Sequence
 
 from ..base.addresses import UNSPECIFIED, family_of
 from ..base.errors import ConfigurationError
@@ -20,7 +20,7 @@ def check_consistency(
     pod_cidrs: Sequence[str] = (),
     *,
     has_node_ports: bool = True,
-) -> Tuple[str, ...]:
+) -> tuple[str, ...]:
     """Return warnings about options that do not fit the node's IP families, one line each.
 
     ``supported_families``: those that the node can serve; ``pod_cidrs``: spec.podCIDRs of the Node (canonical).
@@ -44,8 +44,8 @@ def _has(values: Sequence[str], family: str) -> bool:
 
 def _pod_range_warnings(
     configuration: KubeProxyConfiguration, primary_family: str, dual_stack: bool, pod_cidrs: Sequence[str]
-) -> List[str]:
-    warnings: List[str] = []
+) -> list[str]:
+    warnings: list[str] = []
     for name, values, mode in (
         ("clusterCIDR", configuration.cluster_cidrs, CLUSTER_CIDR),
         ("spec.podCIDRs of the Node", pod_cidrs, NODE_CIDR),
@@ -61,7 +61,7 @@ def _pod_range_warnings(
     return warnings
 
 
-def _node_port_warnings(configuration: KubeProxyConfiguration, primary_family: str, has_node_ports: bool) -> List[str]:
+def _node_port_warnings(configuration: KubeProxyConfiguration, primary_family: str, has_node_ports: bool) -> list[str]:
     values = configuration.effective_node_port_addresses
     if not values and not has_node_ports:
         return []
@@ -69,7 +69,7 @@ def _node_port_warnings(configuration: KubeProxyConfiguration, primary_family: s
         return ["nodePortAddresses: is not set, so node ports answer on all addresses of the node; consider primary"]
     if PRIMARY in values:
         return []
-    warnings: List[str] = []
+    warnings: list[str] = []
     if not _has(values, primary_family):
         warnings.append(f"nodePortAddresses: has no CIDR of the primary IP family {primary_family}")
     if len({family_of(value) for value in values}) == 1 and _is_dual_stack(configuration):
@@ -82,8 +82,8 @@ def _is_dual_stack(configuration: KubeProxyConfiguration) -> bool:
     return any(len({family_of(value) for value in values}) == 2 for values in lists)
 
 
-def _other_family_warnings(configuration: KubeProxyConfiguration, primary_family: str) -> List[str]:
-    warnings: List[str] = []
+def _other_family_warnings(configuration: KubeProxyConfiguration, primary_family: str) -> list[str]:
+    warnings: list[str] = []
     text = f"is not of this node's only IP family {primary_family}"
     excluded = configuration.effective_exclude_cidrs
     if excluded and not _has(excluded, primary_family):

@@ -10,7 +10,7 @@ to kube-proxy unchanged. A configuration is converted back to that form for /con
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple, Union
+from typing import Any, Callable, Mapping, NamedTuple, Union
 
 from ..base.errors import ConfigurationError, errors_as
 from ..cluster.fields import shown
@@ -20,12 +20,12 @@ from .fields import FIELDS
 from .model import API_VERSION, KIND, KubeProxyConfiguration
 
 
-def to_mapping(configuration: KubeProxyConfiguration) -> Dict[str, Any]:
+def to_mapping(configuration: KubeProxyConfiguration) -> dict[str, Any]:
     """Return the configuration as a KubeProxyConfiguration v1alpha1 object in JSON types, with all defaults filled in.
 
     Loading the result gives the same configuration.
     """
-    found: Dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND, "featureGates": dict(configuration.feature_gates)}
+    found: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND, "featureGates": dict(configuration.feature_gates)}
     for field in FIELDS:
         if field.kind:
             section, _dot, name = field.name.rpartition(".")
@@ -37,7 +37,7 @@ def to_mapping(configuration: KubeProxyConfiguration) -> Dict[str, Any]:
 
 
 _KIND = "KubeProxyConfiguration"
-_Construct = Callable[[List[Tuple[Any, Any]]], Dict[Any, Any]]
+_Construct = Callable[[list[tuple[Any, Any]]], dict[Any, Any]]
 
 
 class Documents(NamedTuple):
@@ -47,7 +47,7 @@ class Documents(NamedTuple):
     node_proxy: Mapping[str, Any]
 
 
-def parse_documents(source: Union[str, bytes], warnings: List[str]) -> Documents:
+def parse_documents(source: Union[str, bytes], warnings: list[str]) -> Documents:
     """Return the documents of a file in YAML or JSON, and add a line to ``warnings`` for each duplicate field.
 
     Raises ConfigurationError if the text cannot be parsed or has other documents.
@@ -56,10 +56,10 @@ def parse_documents(source: Union[str, bytes], warnings: List[str]) -> Documents
         text = source.decode("utf-8-sig") if isinstance(source, bytes) else source
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{_KIND}: not UTF-8 text at byte {error.start}") from error
-    found: List[str] = []
+    found: list[str] = []
 
-    def note_duplicates(pairs: List[Tuple[Any, Any]]) -> Dict[Any, Any]:
-        result: Dict[Any, Any] = {}
+    def note_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        result: dict[Any, Any] = {}
         for name, value in pairs:
             if name in result:
                 found.append(f"duplicate field {shown(name)}; the last one counts")
@@ -87,11 +87,11 @@ def check_type(values: Mapping[str, Any], kind: str, api_version: str) -> None:
             raise ConfigurationError(f"{kind}: {name}: {shown(value)} is not {expected}")
 
 
-def _by_kind(documents: List[Any]) -> Documents:
+def _by_kind(documents: list[Any]) -> Documents:
     if not documents:
         raise ConfigurationError(f"{_KIND}: is empty")
-    own: List[Mapping[str, Any]] = []
-    others: List[Mapping[str, Any]] = []
+    own: list[Mapping[str, Any]] = []
+    others: list[Mapping[str, Any]] = []
     for document in documents:
         if not isinstance(document, dict):
             raise ConfigurationError(f"{_KIND}: {shown(document)} is not an object with fields")
@@ -107,7 +107,7 @@ def _by_kind(documents: List[Any]) -> Documents:
     return Documents(others[0], own[0] if own else {})
 
 
-def _parse_yaml(text: str, construct: _Construct) -> List[Any]:
+def _parse_yaml(text: str, construct: _Construct) -> list[Any]:
     with errors_as(ConfigurationError, f"{_KIND}: is not JSON, and reading YAML needs PyYAML", ImportError):
         import yaml
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, Tuple
+from typing import Mapping
 
 from .gate_table import GATES
 
@@ -33,7 +33,7 @@ REASONS: Mapping[str, str] = {
 DEFAULTS: Mapping[str, bool] = {name: gate.default for name, gate in GATES.items()}
 """Default value by name."""
 
-_GROUPS: Mapping[str, Tuple[str, ...]] = {
+_GROUPS: Mapping[str, tuple[str, ...]] = {
     group: tuple(name for name, gate in GATES.items() if gate.stage == stage)
     for group, stage in (("AllAlpha", ALPHA), ("AllBeta", BETA))
 }
@@ -52,9 +52,9 @@ def locked_problem(name: str, value: bool) -> str:
     return ""
 
 
-def expanded(gates: Mapping[str, bool]) -> Dict[str, bool]:
+def expanded(gates: Mapping[str, bool]) -> dict[str, bool]:
     """Return ``gates`` with AllAlpha and AllBeta expanded; an explicit gate takes precedence over its group."""
-    spelled: Dict[str, bool] = {}
+    spelled: dict[str, bool] = {}
     for group, members in _GROUPS.items():
         if group in gates:
             spelled.update(dict.fromkeys(members, gates[group]))

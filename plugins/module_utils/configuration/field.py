@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Tuple, TypeVar
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, TypeVar
 
 from .model import KubeProxyConfiguration
 from .node_proxy import NodeProxyConfiguration
@@ -43,7 +43,7 @@ class Field(NamedTuple):
     effect: str
     modes: str
     default: str
-    harmless: Tuple[Any, ...]
+    harmless: tuple[Any, ...]
 
 
 def honoured(
@@ -55,7 +55,7 @@ def honoured(
     modes: str = "all",
     attribute: str = "",
     default: str = "",
-    harmless: Tuple[Any, ...] = (),
+    harmless: tuple[Any, ...] = (),
 ) -> Field:
     """Return the row of a field that has an effect; ``attribute``: if it differs from the name in snake case."""
     if kind and not attribute:
@@ -86,7 +86,7 @@ def given_value(source: Mapping[str, Any], name: str) -> Any:
 
 def read_fields(fields: Iterable[Field], root: Section, default: Model) -> Model:
     """Return the model with the values of all fields that have a type; record wrong types in the section's findings."""
-    values: Dict[str, Dict[str, Any]] = {"": {}}
+    values: dict[str, dict[str, Any]] = {"": {}}
     for field in fields:
         block, _dot, name = field.name.rpartition(".")
         section = root.section(block) if block else root
@@ -101,7 +101,7 @@ def read_fields(fields: Iterable[Field], root: Section, default: Model) -> Model
     return default._replace(**top, **blocks)
 
 
-def problems(fields: Iterable[Field], model: Any) -> Iterator[Tuple[str, str]]:
+def problems(fields: Iterable[Field], model: Any) -> Iterator[tuple[str, str]]:
     """Yield the name of each field whose value is invalid, and the reason."""
     for field in fields:
         reason = field.kind.problem(value_of(model, field.attribute)) if field.kind else ""

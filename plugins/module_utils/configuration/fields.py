@@ -9,8 +9,6 @@ models. A test compares the rows with the code: only fields that have an effect 
 
 from __future__ import annotations
 
-from typing import Tuple
-
 from ..base.mode_names import IPTABLES, IPVS, NFTABLES, USERSPACE
 from . import values
 from .behaviour import BEHAVIOURS, KUBE_PROXY_RELEASE
@@ -24,7 +22,7 @@ _KEEPS_IPVS = f"IPVS timeout; {_KEEPS}"
 _MOST_FORWARDED = 1 << 20
 _MOST_METRICS = 10_000
 
-FIELDS: Tuple[Field, ...] = (
+FIELDS: tuple[Field, ...] = (
     honoured("mode", values.TEXT, "[`iptables`, `ipvs`, `nftables`, `userspace` or `auto`](modes.md)", modes=NO_MODE),
     honoured(
         "featureGates",
@@ -191,7 +189,7 @@ FIELDS: Tuple[Field, ...] = (
     unused("windowsRunAsService", None, "for Windows"),
 )
 
-NODE_FIELDS: Tuple[Field, ...] = (
+NODE_FIELDS: tuple[Field, ...] = (
     honoured(
         "behaviour",
         values.choice(*BEHAVIOURS),

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Tuple
+from typing import Mapping, NamedTuple
 
 
 class Gate(NamedTuple):
@@ -31,7 +31,7 @@ GATES: Mapping[str, Gate] = {
     "NativeHistograms": Gate(False, "ALPHA", False),
     "PreferSameTrafficDistribution": Gate(True, "", True),
 }
-REMOVED: Tuple[str, ...] = (
+REMOVED: tuple[str, ...] = (
     "EndpointSliceProxying",
     "KubeProxyDrainingTerminatingNodes",
     "LoadBalancerIPMode",

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Mapping, NamedTuple, Optional, Union
 
 from ..base.addresses import address_and_port, canonical_address, family_of
 from ..base.errors import ConfigurationError, errors_as, os_errors
@@ -35,7 +35,7 @@ class LoadedConfiguration(NamedTuple):
     """A valid configuration, and warnings about its source, one line each."""
 
     configuration: KubeProxyConfiguration
-    warnings: Tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def load(
@@ -49,7 +49,7 @@ def load(
     is chosen later. Without any, a warning says that the default will change. Raises ConfigurationError, which names
     every invalid and every misspelt field.
     """
-    warnings: List[str] = []
+    warnings: list[str] = []
     if isinstance(source, Mapping):
         documents = Documents({"apiVersion": API_VERSION, "kind": KIND, **source}, {})
     else:
@@ -96,7 +96,7 @@ def load_given(path: str, mode: str = "") -> LoadedConfiguration:
     return load_file(path, mode) if path else load({}, mode)
 
 
-def _read(root: Section, mode: str, ports: Tuple[int, int]) -> KubeProxyConfiguration:
+def _read(root: Section, mode: str, ports: tuple[int, int]) -> KubeProxyConfiguration:
     found = read_fields(FIELDS, root, KubeProxyConfiguration())
     any_address, loopback = ("::", "::1") if family_of(found.bind_address) == "IPv6" else ("0.0.0.0", "127.0.0.1")
     return found._replace(
@@ -120,8 +120,8 @@ def _read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxy
     return found
 
 
-def _feature_gates(root: Section) -> Tuple[Tuple[str, bool], ...]:
-    gates: Dict[str, bool] = {}
+def _feature_gates(root: Section) -> tuple[tuple[str, bool], ...]:
+    gates: dict[str, bool] = {}
     for name, value in root.items("featureGates"):
         field = f"featureGates.{name}"
         if not isinstance(value, bool):

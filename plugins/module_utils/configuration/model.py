@@ -8,7 +8,7 @@ Durations are seconds. Fields that only matter to kube-proxy on Windows are omit
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from ..base.mode_names import IPTABLES, IPVS, NFTABLES, USERSPACE
 from .behaviour import Behaviour, masquerade_ports
@@ -29,7 +29,7 @@ CLUSTER_CIDR = "ClusterCIDR"
 NODE_CIDR = "NodeCIDR"
 BRIDGE_INTERFACE = "BridgeInterface"
 INTERFACE_NAME_PREFIX = "InterfaceNamePrefix"
-DETECT_LOCAL_MODES: Tuple[str, ...] = (CLUSTER_CIDR, NODE_CIDR, BRIDGE_INTERFACE, INTERFACE_NAME_PREFIX)
+DETECT_LOCAL_MODES: tuple[str, ...] = (CLUSTER_CIDR, NODE_CIDR, BRIDGE_INTERFACE, INTERFACE_NAME_PREFIX)
 
 
 class ClientConnection(NamedTuple):
@@ -58,7 +58,7 @@ class IPVSConfiguration(NamedTuple):
     sync_period: float = 30.0
     min_sync_period: float = 0.0
     scheduler: str = ""
-    exclude_cidrs: Tuple[str, ...] = ()
+    exclude_cidrs: tuple[str, ...] = ()
     strict_arp: bool = False
     tcp_timeout: float = 0.0
     tcp_fin_timeout: float = 0.0
@@ -89,7 +89,7 @@ class _Effect(NamedTuple):
     ipvs: bool = False
     localhost_node_ports: bool = False
     localhost_listeners: bool = False
-    node_port_addresses: Tuple[str, ...] = ()
+    node_port_addresses: tuple[str, ...] = ()
 
 
 _EFFECTS = {
@@ -121,7 +121,7 @@ class ConntrackConfiguration(NamedTuple):
         scaled = self.max_per_core * cores
         return _SCALED_LIMIT if scaled > _SCALED_LIMIT else max(scaled, self.min)
 
-    def options(self) -> Dict[str, int]:
+    def options(self) -> dict[str, int]:
         """Return the fields as options of the module ``sysctls``: flags, and whole numbers."""
         return {name: int(value) if isinstance(value, float) else value for name, value in self._asdict().items()}
 
@@ -139,7 +139,7 @@ class Logging(NamedTuple):
     format: str = "text"
     flush_frequency: float = 5.0
     verbosity: int = 0
-    rest: Tuple[Tuple[str, Any], ...] = ()
+    rest: tuple[tuple[str, Any], ...] = ()
 
 
 class KubeProxyConfiguration(NamedTuple):
@@ -152,7 +152,7 @@ class KubeProxyConfiguration(NamedTuple):
     """
 
     mode: str = IPTABLES
-    feature_gates: Tuple[Tuple[str, bool], ...] = ()
+    feature_gates: tuple[tuple[str, bool], ...] = ()
     client_connection: ClientConnection = ClientConnection()
     logging: Logging = Logging()
     hostname_override: str = ""
@@ -167,8 +167,8 @@ class KubeProxyConfiguration(NamedTuple):
     nftables: NFTablesConfiguration = NFTablesConfiguration()
     detect_local_mode: str = CLUSTER_CIDR
     detect_local: DetectLocal = DetectLocal()
-    cluster_cidrs: Tuple[str, ...] = ()
-    node_port_addresses: Tuple[str, ...] = ()
+    cluster_cidrs: tuple[str, ...] = ()
+    node_port_addresses: tuple[str, ...] = ()
     oom_score_adj: int = -999
     conntrack: ConntrackConfiguration = ConntrackConfiguration()
     config_sync_period: float = 900.0
@@ -212,7 +212,7 @@ class KubeProxyConfiguration(NamedTuple):
         return self.ipvs.scheduler or "rr"
 
     @property
-    def effective_node_port_addresses(self) -> Tuple[str, ...]:
+    def effective_node_port_addresses(self) -> tuple[str, ...]:
         """CIDRs and perhaps the word ``primary``, the default of nftables mode; empty for all addresses."""
         return self.node_port_addresses or self._effect.node_port_addresses
 
@@ -222,7 +222,7 @@ class KubeProxyConfiguration(NamedTuple):
         return self.node_proxy.behaviour.behaviour
 
     @property
-    def masquerade_ports(self) -> Tuple[int, int]:
+    def masquerade_ports(self) -> tuple[int, int]:
         """The first and last source port for masquerading; (0, 0) if the kernel chooses from all ports."""
         settings = self.node_proxy.behaviour
         return masquerade_ports(settings.node_ports) if settings.behaviour.masquerade_below_node_ports else (0, 0)
@@ -237,12 +237,12 @@ class KubeProxyConfiguration(NamedTuple):
         return self._effect.ipvs
 
     @property
-    def effective_schedulers(self) -> Tuple[str, ...]:
+    def effective_schedulers(self) -> tuple[str, ...]:
         """The IPVS scheduler in a mode that uses IPVS, else none."""
         return (self.scheduler,) if self._effect.ipvs else ()
 
     @property
-    def effective_exclude_cidrs(self) -> Tuple[str, ...]:
+    def effective_exclude_cidrs(self) -> tuple[str, ...]:
         """ipvs.excludeCIDRs in a mode that uses IPVS, else none."""
         return self.ipvs.exclude_cidrs if self._effect.ipvs else ()
 
@@ -267,7 +267,7 @@ class KubeProxyConfiguration(NamedTuple):
 
     @property
     def _own(self) -> _OwnSection:
-        sections: Dict[str, _OwnSection] = {IPTABLES: self.iptables, IPVS: self.ipvs, NFTABLES: self.nftables}
+        sections: dict[str, _OwnSection] = {IPTABLES: self.iptables, IPVS: self.ipvs, NFTABLES: self.nftables}
         return sections.get(self.mode, self.iptables)
 
     @property

@@ -10,7 +10,7 @@ kube-proxy loads. Addresses and CIDRs are canonical, and times are seconds.
 from __future__ import annotations
 
 import math
-from typing import FrozenSet, NamedTuple, Tuple
+from typing import NamedTuple
 
 from ..cluster.api import resource_types
 from ..cluster.model import Service
@@ -29,7 +29,7 @@ MOST_CHECKS = 200
 class ApiServerSettings(NamedTuple):
     """``alternatives``: host and port of further servers. ``discover``: whether to use those that the cluster names."""
 
-    alternatives: Tuple[Tuple[str, int], ...] = ()
+    alternatives: tuple[tuple[str, int], ...] = ()
     discover: bool = True
 
 
@@ -37,7 +37,7 @@ class BehaviourSettings(NamedTuple):
     """The corrections. ``name``: of a Behaviour. ``node_ports``: first and last of the range of node ports."""
 
     name: str = KUBE_PROXY.name
-    node_ports: Tuple[int, int] = NODE_PORTS
+    node_ports: tuple[int, int] = NODE_PORTS
     end_deleted: bool = False
 
     @property
@@ -52,7 +52,7 @@ class HealthChecks(NamedTuple):
     ``panic_percent``: if at most this percentage of the ready endpoints of a port passes, all are served.
     """
 
-    namespaces: Tuple[str, ...] = ()
+    namespaces: tuple[str, ...] = ()
     most_endpoints: int = MOST_CHECKS
     panic_percent: int = 0
 
@@ -76,14 +76,14 @@ class NetworkPolicySettings(NamedTuple):
     log_denied: bool = False
     log_group: int = 4114
     unknown_pods: str = ALLOW
-    pod_cidrs: Tuple[str, ...] = ()
-    egress_exempt_cidrs: Tuple[str, ...] = ()
+    pod_cidrs: tuple[str, ...] = ()
+    egress_exempt_cidrs: tuple[str, ...] = ()
     check_sources: bool = True
-    exempt_sources: Tuple[str, ...] = ()
-    exempt_source_namespaces: Tuple[str, ...] = ()
+    exempt_sources: tuple[str, ...] = ()
+    exempt_source_namespaces: tuple[str, ...] = ()
 
     @property
-    def resources(self) -> Tuple[resource_types.ResourceType, ...]:
+    def resources(self) -> tuple[resource_types.ResourceType, ...]:
         """The collections that policies depend on; none if they are not enforced."""
         if not self.enabled:
             return ()
@@ -91,7 +91,7 @@ class NetworkPolicySettings(NamedTuple):
         return (*found, resource_types.CLUSTER_NETWORK_POLICIES) if self.cluster_policies else found
 
     @property
-    def kinds(self) -> FrozenSet[str]:
+    def kinds(self) -> frozenset[str]:
         """The kinds that must be completely known before policies are enforced; none if they are not."""
         found = {resource.kind for resource in self.resources}
         if self.enabled and self.unknown_pods == DENY and not self.pod_cidrs:
@@ -103,7 +103,7 @@ class OutsideHost(NamedTuple):
     """``enabled``: the host is outside the cluster. ``namespaces``, ``labelled``: limit the Services that it serves."""
 
     enabled: bool = False
-    namespaces: Tuple[str, ...] = ()
+    namespaces: tuple[str, ...] = ()
     labelled: bool = False
 
     def serves(self, service: Service) -> bool:
@@ -128,12 +128,12 @@ class ServicePolicySettings(NamedTuple):
     """
 
     annotations_enabled: bool = True
-    annotated_namespaces: Tuple[str, ...] = ()
-    node_port_sources: Tuple[str, ...] = ()
+    annotated_namespaces: tuple[str, ...] = ()
+    node_port_sources: tuple[str, ...] = ()
     aliases: bool = False
     node_weights: bool = False
-    local_services: Tuple[str, ...] = ()
-    external_ranges: Tuple[str, ...] = ()
+    local_services: tuple[str, ...] = ()
+    external_ranges: tuple[str, ...] = ()
     removed_endpoints: float = math.inf
 
 
@@ -153,7 +153,7 @@ class TrafficSettings(NamedTuple):
     count_connections: bool = False
     count_bytes: bool = False
     metrics_ports: int = 0
-    metrics_namespaces: Tuple[str, ...] = ()
+    metrics_namespaces: tuple[str, ...] = ()
 
 
 class UserspaceSection(NamedTuple):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Mapping, Optional
 
 from ..base.durations import parse_duration
 from ..base.errors import ConfigurationError
@@ -24,8 +24,8 @@ class Findings:
 
     def __init__(self, kind: str = _KUBE_PROXY) -> None:
         self.kind = kind
-        self.problems: List[str] = []
-        self.warnings: List[str] = []
+        self.problems: list[str] = []
+        self.warnings: list[str] = []
 
     def problem(self, field: str, reason: str) -> None:
         """Record that a field is invalid."""
@@ -60,8 +60,8 @@ class Section:
     def __init__(self, values: Mapping[str, Any], path: str, findings: Findings) -> None:
         self._values = values
         self._path = path
-        self._known: List[str] = []
-        self._sections: Dict[str, Section] = {}
+        self._known: list[str] = []
+        self._sections: dict[str, Section] = {}
         self.findings = findings
 
     def field(self, name: str) -> str:
@@ -110,7 +110,7 @@ class Section:
         seconds = default if value is None else _seconds(value)
         return zero if zero is not None and seconds == 0 else seconds
 
-    def strings(self, name: str) -> Tuple[str, ...]:
+    def strings(self, name: str) -> tuple[str, ...]:
         """Read a list of strings."""
         return tuple(self._read(name, (), _is_list_of_strings, "a list of strings"))
 
@@ -121,12 +121,12 @@ class Section:
             self._sections[name] = Section(value, self.field(name), self.findings)
         return self._sections[name]
 
-    def items(self, name: str) -> Tuple[Tuple[str, Any], ...]:
+    def items(self, name: str) -> tuple[tuple[str, Any], ...]:
         """Return the pairs of an object with arbitrary names."""
         section = self.section(name)
         return section.rest(tuple(section._values))
 
-    def rest(self, names: Tuple[str, ...]) -> Tuple[Tuple[str, Any], ...]:
+    def rest(self, names: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
         """Return those of the fields ``names`` that are present, unchecked, and mark all of them as known."""
         self._known.extend(names)
         return tuple((name, self._values[name]) for name in names if name in self._values)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Mapping, Sequence
 
 from ..base.addresses import canonical_network, family_of
 from ..base.mode_names import AUTO, IPTABLES, IPVS, MODES, MODES_IN_EFFECT, NFTABLES
@@ -110,13 +110,13 @@ def _interface(name: str, value: str, allowed: re.Pattern[str], problem: Problem
         problem(f"detectLocal.{name}", f"{shown(value)} is not valid in the name of a network interface")
 
 
-def _node_port_addresses(values: Tuple[str, ...], problem: Problem) -> None:
+def _node_port_addresses(values: tuple[str, ...], problem: Problem) -> None:
     for index, value in enumerate(values):
         if value != PRIMARY and canonical_network(value) is None:
             problem(f"nodePortAddresses[{index}]", f"{shown(value)} is not a CIDR, primary, localhost or all")
 
 
-def without_effect(configuration: KubeProxyConfiguration, source: Mapping[str, Any]) -> List[str]:
+def without_effect(configuration: KubeProxyConfiguration, source: Mapping[str, Any]) -> list[str]:
     """Return a warning for each field and feature gate that has no effect and is not set to its default.
 
     ``source``: the fields as they were read, for those that the model does not have.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Optional
 
 from ..base.addresses import canonical_address, canonical_network, port_number, split_port
 from ..base.durations import format_duration
@@ -18,7 +18,7 @@ from .reader import Section
 _LARGEST = 2**31 - 1
 # The name becomes part of kernel messages: IP_VS_SCHEDNAME_MAXLEN is 16, including the final zero byte.
 _SCHEDULER = re.compile(r"[a-z0-9_-]{1,15}")
-_NODE_PORT_WORDS: Mapping[str, Tuple[str, ...]] = {
+_NODE_PORT_WORDS: Mapping[str, tuple[str, ...]] = {
     "all": ("0.0.0.0/0", "::/0"),
     "localhost": ("127.0.0.0/8", "::1/128"),
 }
@@ -68,7 +68,7 @@ def _joined_networks(section: Section, name: str, _default: Any) -> Any:
     return _canonical(tuple(part.strip() for part in section.text(name).split(",") if part.strip()))
 
 
-def _canonical(values: Tuple[str, ...]) -> Tuple[str, ...]:
+def _canonical(values: tuple[str, ...]) -> tuple[str, ...]:
     """Return CIDRs in canonical form; keep other text as it is, for ``validate`` to report."""
     return tuple(canonical_network(value) or value for value in values)
 
@@ -155,7 +155,7 @@ def duration_between(low: float, high: float) -> FieldType:
     return duration()._replace(problem=lambda value: "" if low <= value <= high else reason)
 
 
-def _port_range(text: str) -> Optional[Tuple[int, int]]:
+def _port_range(text: str) -> Optional[tuple[int, int]]:
     match = _PORT_RANGE.fullmatch(text)
     if match is None:
         return None
@@ -163,7 +163,7 @@ def _port_range(text: str) -> Optional[Tuple[int, int]]:
     return (first, last) if 1 <= first <= last <= 65535 else None
 
 
-def _host_and_port(text: str) -> Optional[Tuple[str, int]]:
+def _host_and_port(text: str) -> Optional[tuple[str, int]]:
     found = split_port(text, _API_SERVER_PORT)
     if found is None:
         return None
@@ -203,7 +203,7 @@ REMOVED_ENDPOINTS = converted(parse_reset_after, RESET_FORMS)._replace(to_json=_
 ABSOLUTE_PATH = converted(lambda text: text if text.startswith("/") else None, "an absolute path")
 
 
-def split_host_port(value: str) -> Tuple[str, int]:
+def split_host_port(value: str) -> tuple[str, int]:
     """Parse ``1.2.3.4:80`` or ``[::]:80`` and return the canonical address and the port. Raises ValueError."""
     if value.startswith("["):
         host, bracket, port = value[1:].partition("]:")

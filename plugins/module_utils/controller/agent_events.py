@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Set
+from typing import Any, Callable, Collection, Iterator, Optional
 
 from ..base.errors import ProxyError
 from ..cluster.api.answers import InvalidAnswer
@@ -40,7 +40,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 _NODE_SECONDS = 10.0
 
 
-def described(raw: Dict[str, Any], is_node: Callable[[str], bool] = lambda name: True) -> Dict[str, Any]:
+def described(raw: dict[str, Any], is_node: Callable[[str], bool] = lambda name: True) -> dict[str, Any]:
     """Return an Event as the dictionary that docs/automation.md describes.
 
     All of it is what its creator claims, but a Node that is named is one for which ``is_node`` returns true.
@@ -66,7 +66,7 @@ def described(raw: Dict[str, Any], is_node: Callable[[str], bool] = lambda name:
     return {"agent_event": found}
 
 
-def is_where_agents_post(raw: Dict[str, Any]) -> bool:
+def is_where_agents_post(raw: dict[str, Any]) -> bool:
     """Return whether an Event is in the namespace in which an agent posts those about this object.
 
     The API server admits an Event about any Node or object to any namespace, but nobody to a namespace without the
@@ -78,20 +78,20 @@ def is_where_agents_post(raw: Dict[str, Any]) -> bool:
     return _mapping(raw.get("metadata")).get("namespace") == (namespace or _CLUSTER_NAMESPACE)
 
 
-def _kind(raw: Dict[str, Any]) -> str:
+def _kind(raw: dict[str, Any]) -> str:
     return KIND_OF_REASON.get(_text(raw.get("reason")), OTHER)
 
 
-def _last_seen(raw: Dict[str, Any]) -> str:
+def _last_seen(raw: dict[str, Any]) -> str:
     last = _text(_mapping(raw.get("series")).get("lastObservedTime")) or _text(raw.get("deprecatedLastTimestamp"))
     return last or _first_seen(raw)
 
 
-def _first_seen(raw: Dict[str, Any]) -> str:
+def _first_seen(raw: dict[str, Any]) -> str:
     return _text(raw.get("eventTime")) or _text(raw.get("deprecatedFirstTimestamp"))
 
 
-def _mapping(value: object) -> Dict[str, Any]:
+def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
@@ -109,13 +109,13 @@ def _node_name(value: object) -> str:
     return str(value) if is_name else ""
 
 
-def _count(raw: Dict[str, Any]) -> int:
+def _count(raw: dict[str, Any]) -> int:
     """Return how often the Event has occurred: the count of its series, or that of an older client."""
     counts = (_mapping(raw.get("series")).get("count"), raw.get("deprecatedCount"), 1)
     return next(count for count in counts if isinstance(count, int) and count > 0)
 
 
-def _node(raw: Dict[str, Any], regarding: Dict[str, Any]) -> str:
+def _node(raw: dict[str, Any], regarding: dict[str, Any]) -> str:
     """Return the name of the node whose agent seems to have posted the Event.
 
     It is that of the Node which the Event regards or to which it is related; otherwise the host name of the agent;
@@ -147,7 +147,7 @@ class EventFollower:
         self._connect = connect
         self._kinds = kinds
         #: How often each Event had occurred when it was seen last.
-        self._known: Dict[str, int] = {}
+        self._known: dict[str, int] = {}
         self._silent = not replay
         self._failed = failed
         self._ending = threading.Event()
@@ -156,10 +156,10 @@ class EventFollower:
         self._lookups: Optional[ApiClient] = None
         self._may_read_nodes = True
         #: Whether the cluster has a Node of this name, and since when this is being collected.
-        self._nodes: Dict[str, bool] = {}
+        self._nodes: dict[str, bool] = {}
         self._nodes_since = 0.0
         #: Namespaces with Events that no agent can have posted there.
-        self._forging: Set[str] = set()
+        self._forging: set[str] = set()
         self._version = ""
         self._error = ""
         self._pause = _FIRST_PAUSE_SECONDS
@@ -171,7 +171,7 @@ class EventFollower:
             if client is not None:
                 client.interrupt()
 
-    def events(self) -> Iterator[Dict[str, Any]]:
+    def events(self) -> Iterator[dict[str, Any]]:
         """Yield Events until :meth:`stop`, despite failures of the server or the connection.
 
         Raises ConfigurationError or ApiError if the first connection cannot be configured.
@@ -206,7 +206,7 @@ class EventFollower:
     def _succeeded(self) -> None:
         self._error, self._pause = "", _FIRST_PAUSE_SECONDS
 
-    def _cycle(self) -> Iterator[Dict[str, Any]]:
+    def _cycle(self) -> Iterator[dict[str, Any]]:
         """List if no version is known, then watch once. Raises ProxyError."""
         if self._client is None:
             self._client = self._connect()
@@ -217,7 +217,7 @@ class EventFollower:
             self._succeeded()
         yield from self._watch(self._client)
 
-    def _listed(self, items: List[Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
+    def _listed(self, items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the Events of a list that are new, the oldest first; of the first list none, except with ``replay``."""
         silent, self._silent = self._silent, False
         if silent:
@@ -227,7 +227,7 @@ class EventFollower:
         for raw in sorted(items, key=_last_seen):
             yield from self._changed(raw)
 
-    def _watch(self, client: ApiClient) -> Iterator[Dict[str, Any]]:
+    def _watch(self, client: ApiClient) -> Iterator[dict[str, Any]]:
         started = time.monotonic()
         try:
             stream = client.watch(EVENTS, self._version, timeout_seconds=random.randint(*_WATCH_SECONDS))
@@ -248,7 +248,7 @@ class EventFollower:
         if time.monotonic() - started < _SHORTEST_WATCH_SECONDS:
             self._ending.wait(_SHORTEST_WATCH_SECONDS)
 
-    def _changed(self, raw: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+    def _changed(self, raw: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield an Event unless it was delivered with this count. Raises ProxyError if its Node cannot be read now."""
         name, count = _identity(raw), _count(raw)
         if self._known.get(name, 0) < count:
@@ -256,7 +256,7 @@ class EventFollower:
             self._known[name] = count
             yield from selected
 
-    def _selected(self, raw: Dict[str, Any]) -> List[Dict[str, Any]]:
+    def _selected(self, raw: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the Event as it is delivered, or nothing."""
         # A server that cannot select by this field returns the Events of all programs.
         if raw.get("reportingController") != REPORTER or (self._kinds and _kind(raw) not in self._kinds):
@@ -294,6 +294,6 @@ class EventFollower:
             return False
 
 
-def _identity(raw: Dict[str, Any]) -> str:
+def _identity(raw: dict[str, Any]) -> str:
     metadata = _mapping(raw.get("metadata"))
     return _text(metadata.get("uid")) or f"{metadata.get('namespace')}/{metadata.get('name')}"

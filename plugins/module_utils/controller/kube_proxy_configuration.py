@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Mapping, NamedTuple, Optional
 
 from ..base.errors import ApiError, ConfigurationError, errors_as, some_of
 from ..cluster.api.client import ApiClient
@@ -54,7 +54,7 @@ def find_configuration(client: ApiClient, place: ConfigMap) -> Optional[Found]:
     return None
 
 
-def _get(client: ApiClient, path: str, purpose: str) -> Optional[Dict[str, Any]]:
+def _get(client: ApiClient, path: str, purpose: str) -> Optional[dict[str, Any]]:
     try:
         return unless_absent(lambda: client.send("GET", path, None, f"get {purpose}"))
     except ApiStatusError as error:
@@ -63,7 +63,7 @@ def _get(client: ApiClient, path: str, purpose: str) -> Optional[Dict[str, Any]]
         raise ApiError(f"{error}; permit it, or compare nothing (migrate_configuration=own)") from error
 
 
-def _data(client: ApiClient, place: ConfigMap) -> Optional[Dict[str, str]]:
+def _data(client: ApiClient, place: ConfigMap) -> Optional[dict[str, str]]:
     """Return the texts of a ConfigMap by key; None if it does not exist."""
     found = _get(client, f"/api/v1/namespaces/{place.namespace}/configmaps/{place.name}", str(place))
     if found is None:
@@ -72,7 +72,7 @@ def _data(client: ApiClient, place: ConfigMap) -> Optional[Dict[str, str]]:
     return {key: text for key, text in (data if isinstance(data, dict) else {}).items() if isinstance(text, str)}
 
 
-def _mounted(client: ApiClient, place: ConfigMap) -> List[str]:
+def _mounted(client: ApiClient, place: ConfigMap) -> list[str]:
     """Return the names of the ConfigMaps that the DaemonSet of that name mounts, as some installers name them."""
     daemon_set = Placement(place.namespace, place.name)
     found = _get(client, daemon_set.path, str(daemon_set))
@@ -95,8 +95,8 @@ def _fields(place: ConfigMap, texts: Mapping[str, str]) -> Mapping[str, Any]:
 class HostDifferences(NamedTuple):
     """Hosts with the same configuration, and how it differs from kube-proxy's."""
 
-    hosts: Tuple[str, ...]
-    differences: List[Difference]
+    hosts: tuple[str, ...]
+    differences: list[Difference]
 
     def text(self, chosen: bool) -> str:
         """Return the fields that the hosts' configuration sets, or those that it does not, in one line; or nothing."""
@@ -104,12 +104,12 @@ class HostDifferences(NamedTuple):
         return f"{some_of(self.hosts, _NAMED_HOSTS)}: {fields}" if fields else ""
 
 
-def compared(theirs: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]]) -> List[HostDifferences]:
+def compared(theirs: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]]) -> list[HostDifferences]:
     """Return how hosts differ from kube-proxy's configuration. ``own``: the configuration of each. Raises as below.
 
     ConfigurationError, which names a host, for a configuration that is not valid.
     """
-    hosts: Dict[str, List[str]] = {}
+    hosts: dict[str, list[str]] = {}
     for host, configuration in own.items():
         hosts.setdefault(json.dumps(configuration, sort_keys=True), []).append(host)
     found = []

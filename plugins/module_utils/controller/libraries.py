@@ -16,7 +16,7 @@ import os
 import re
 import subprocess
 import tarfile
-from typing import List, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 from ..base.errors import ConfigurationError, ProxyError, os_errors
 
@@ -41,7 +41,7 @@ class Target(NamedTuple):
     machine: str
 
 
-def platforms(machine: str) -> List[str]:
+def platforms(machine: str) -> list[str]:
     """Return the platform tags of wheels that run on a machine with glibc (PEP 600), newest first."""
     names = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBC_MINORS]
     return [*names, f"manylinux2014_{machine}", f"linux_{machine}"]
@@ -49,7 +49,7 @@ def platforms(machine: str) -> List[str]:
 
 def pip_arguments(
     target: Target, requirements: Sequence[str], destination: str, wheelhouse: str = "", pinned: str = ""
-) -> List[str]:
+) -> list[str]:
     """Return the arguments with which pip installs the requirements for the target into the directory.
 
     With ``wheelhouse``, a directory of wheels, pip uses no index. With ``pinned``, a file of requirements with hashes,
@@ -94,7 +94,7 @@ def install(python: str, arguments: Sequence[str]) -> None:
 
 def pack_directory(directory: str) -> bytes:
     """Return a reproducible, gzip-compressed tar archive of the directory's files without programs and caches."""
-    paths: List[str] = []
+    paths: list[str] = []
     for place, directories, files in os.walk(directory):
         if place == directory:
             # Start scripts contain the path of the controller's interpreter.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from itertools import chain
-from typing import Any, Collection, Dict, List, NamedTuple, Sequence, Set
+from typing import Any, Collection, NamedTuple, Sequence
 
 from ..base.addresses import canonical_address
 from ..cluster.fields import dns_subdomain, flag, mapping, sequence, text
@@ -31,14 +31,14 @@ class NodeHost(NamedTuple):
     """
 
     name: str
-    variables: Dict[str, Any]
-    groups: List[str]
+    variables: dict[str, Any]
+    groups: list[str]
     shared: Collection[str] = ()
 
     @property
-    def addresses(self) -> Dict[str, List[str]]:
+    def addresses(self) -> dict[str, list[str]]:
         """The addresses by type, as the Node reports them."""
-        found: Dict[str, List[str]] = self.variables[f"{PREFIX}addresses"]
+        found: dict[str, list[str]] = self.variables[f"{PREFIX}addresses"]
         return found
 
     def address(self, types: Sequence[str]) -> str:
@@ -47,7 +47,7 @@ class NodeHost(NamedTuple):
         return next((each for each in listed if canonical_host(each) not in self.shared), "")
 
 
-def with_shared_addresses(hosts: Collection[NodeHost]) -> List[NodeHost]:
+def with_shared_addresses(hosts: Collection[NodeHost]) -> list[NodeHost]:
     """Return the hosts with the addresses that several have, which say nothing about who answers there.
 
     A kubelet may report any address as its own, and so let a playbook for its Node change another host. Which of the
@@ -57,7 +57,7 @@ def with_shared_addresses(hosts: Collection[NodeHost]) -> List[NodeHost]:
         host.name: {canonical_host(each) for each in (host.name, *chain.from_iterable(host.addresses.values()))}
         for host in hosts
     }
-    claimants: Dict[str, Set[str]] = {}
+    claimants: dict[str, set[str]] = {}
     for name, addresses in claimed.items():
         for each in addresses:
             claimants.setdefault(each, set()).add(name)
@@ -66,7 +66,7 @@ def with_shared_addresses(hosts: Collection[NodeHost]) -> List[NodeHost]:
     ]
 
 
-def node_host(raw: Dict[str, Any]) -> NodeHost:
+def node_host(raw: dict[str, Any]) -> NodeHost:
     """Return the host of a raw Node. Raises Invalid for one that has no valid name or a field of the wrong type."""
     metadata = mapping(raw.get("metadata"), "metadata")
     name = dns_subdomain(metadata.get("name"), "metadata.name")
@@ -97,13 +97,13 @@ def node_host(raw: Dict[str, Any]) -> NodeHost:
     return NodeHost(name, {f"{PREFIX}{key}": value for key, value in variables.items()}, groups)
 
 
-def _roles(labels: Dict[str, str]) -> List[str]:
+def _roles(labels: dict[str, str]) -> list[str]:
     found = {label[len(_ROLE_LABEL) :] for label in labels if label.startswith(_ROLE_LABEL)}
     found.add(labels.get(_OLD_ROLE_LABEL, ""))
     return sorted(found - {""})
 
 
-def _is_ready(status: Dict[str, Any]) -> bool:
+def _is_ready(status: dict[str, Any]) -> bool:
     for item in sequence(status.get("conditions"), "status.conditions"):
         condition = mapping(item, "status.conditions")
         if condition.get("type") == "Ready":
@@ -111,12 +111,12 @@ def _is_ready(status: Dict[str, Any]) -> bool:
     return False
 
 
-def _addresses(status: Dict[str, Any]) -> Dict[str, List[str]]:
+def _addresses(status: dict[str, Any]) -> dict[str, list[str]]:
     """Return the valid addresses by type, without those of the controller itself.
 
     Kubelets report them, and a connection plugin passes them to programs.
     """
-    found: Dict[str, List[str]] = {}
+    found: dict[str, list[str]] = {}
     for item in sequence(status.get("addresses"), "status.addresses"):
         entry = mapping(item, "status.addresses")
         kind, value = text(entry.get("type"), "status.addresses.type"), text(entry.get("address"), "status.addresses")
@@ -127,6 +127,6 @@ def _addresses(status: Dict[str, Any]) -> Dict[str, List[str]]:
     return found
 
 
-def _taint(item: object) -> Dict[str, str]:
+def _taint(item: object) -> dict[str, str]:
     taint = mapping(item, "spec.taints")
     return {key: text(taint.get(key), f"spec.taints.{key}") for key in ("key", "value", "effect")}

@@ -10,7 +10,7 @@ meanwhile. The patch is then computed again.
 from __future__ import annotations
 
 import urllib.parse
-from typing import Any, Callable, Dict, TypeVar
+from typing import Any, Callable, TypeVar
 
 from ..base.errors import PreflightError
 from ..cluster.api.client import ApiClient
@@ -22,7 +22,7 @@ _FIELD_MANAGER = "kubenode.proxy"
 _ATTEMPTS = 5
 _CONFLICT = 409
 
-Object = Dict[str, Any]
+Object = dict[str, Any]
 Result = TypeVar("Result")
 
 

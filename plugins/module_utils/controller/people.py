@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 #: Callbacks that print one document for programs on standard output.
 _FOR_PROGRAMS = ("json", "jsonl")
 
 
-def for_people(line: str, callback: str) -> Dict[str, Any]:
+def for_people(line: str, callback: str) -> dict[str, Any]:
     """Return the arguments with which Ansible's display prints a line, beside a document that a ``callback`` prints.
 
     A host may not write control sequences to the terminal.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 from ..base.errors import ApiError, ConfigurationError, one_line, some_of
 from ..cluster.api.client import ApiClient
@@ -32,7 +32,7 @@ _POLL_SECONDS = 0.5
 #: Of the text of a kubelet.
 _MOST_CHARACTERS = 200
 
-Object = Dict[str, Any]
+Object = dict[str, Any]
 
 
 class Placement(NamedTuple):
@@ -54,7 +54,7 @@ class Placement(NamedTuple):
 class PlacementChange(NamedTuple):
     """Descriptions of the changes that were, or would be, made, and the state before and after by object."""
 
-    changes: Tuple[str, ...]
+    changes: tuple[str, ...]
     before: Object
     after: Object
 
@@ -89,7 +89,7 @@ def check_names(placement: Placement, nodes: Sequence[str]) -> None:
 # ---- the rule
 
 
-def _terms(affinity: Object) -> List[Object]:
+def _terms(affinity: Object) -> list[Object]:
     return list(((affinity.get("nodeAffinity") or {}).get(_REQUIRED) or {}).get("nodeSelectorTerms") or [])
 
 
@@ -105,7 +105,7 @@ def _is_empty(term: Object) -> bool:
     return not term.get("matchExpressions") and not term.get("matchFields")
 
 
-def _with_terms(affinity: Object, terms: List[Object]) -> Object:
+def _with_terms(affinity: Object, terms: list[Object]) -> Object:
     node = dict(affinity.get("nodeAffinity") or {})
     if terms:
         node[_REQUIRED] = {**(node.get(_REQUIRED) or {}), "nodeSelectorTerms": terms}
@@ -184,7 +184,7 @@ class Placer:
         self._placement = placement
         self._check = check
         self._waiting = waiting or Waiting()
-        self._changes: List[str] = []
+        self._changes: list[str] = []
         self._before: Object = {}
         self._after: Object = {}
 
@@ -252,7 +252,7 @@ class Placer:
             available = (daemon_set.get("status") or {}).get("numberAvailable") or 0
             self._wait(functools.partial(self._unfinished_rollout, available))
 
-    def _change_affinity(self, change: Callable[[Object, str], Object]) -> Tuple[Object, Object, Object]:
+    def _change_affinity(self, change: Callable[[Object, str], Object]) -> tuple[Object, Object, Object]:
         """Change the DaemonSet's affinity if necessary; return the DaemonSet, and its affinity before and after."""
         daemon_set = self._read()
         before = pod_spec(daemon_set).get("affinity") or {}
@@ -266,7 +266,7 @@ class Placer:
             send_patch(self._client, self._placement.path, patch, f"patch {self._placement}")
         return daemon_set, before, after
 
-    def _find_nodes(self, names: Sequence[str]) -> List[Object]:
+    def _find_nodes(self, names: Sequence[str]) -> list[Object]:
         """Return the Nodes of these names. Raises PreflightError unless all of them exist."""
         return [get_node(self._client, name, "nodes") for name in names]
 
@@ -307,7 +307,7 @@ class Placer:
                 raise StillWaiting(problem)
             sleep(_POLL_SECONDS)
 
-    def _pods(self, node: str) -> List[Object]:
+    def _pods(self, node: str) -> list[Object]:
         selector = (self._read().get("spec") or {}).get("selector") or {}
         path = f"/api/v1/namespaces/{self._placement.namespace}/pods"
         pods = ResourceType(path, "pods", "Pod", _label_selector(selector), f"spec.nodeName={node}")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import functools
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Optional
 
 from ..base.errors import ApiError, ConfigurationError, errors_as
 from ..cluster.api.access.service_token import request_token
@@ -27,7 +27,7 @@ from ..cluster.fields import is_dns_label
 
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 MANAGED_BY = "kubenode.proxy"
-RULES: Tuple[Dict[str, List[str]], ...] = (
+RULES: tuple[dict[str, list[str]], ...] = (
     {"apiGroups": [""], "resources": ["services"], "verbs": ["list", "watch"]},
     {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
@@ -35,7 +35,7 @@ RULES: Tuple[Dict[str, List[str]], ...] = (
     {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "get"]},
 )
 #: Besides these, where network policies are enforced.
-POLICY_RULES: Tuple[Dict[str, List[str]], ...] = (
+POLICY_RULES: tuple[dict[str, list[str]], ...] = (
     {"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["list", "watch"]},
     {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["list", "watch"]},
     {"apiGroups": ["policy.networking.k8s.io"], "resources": ["clusternetworkpolicies"], "verbs": ["list", "watch"]},
@@ -48,7 +48,7 @@ _DRY_RUN = "?dryRun=All"
 # The answer of an API server that does not know the kind in boundObjectRef, or has that feature disabled.
 _NOT_BOUND = (400, 422)
 
-Object = Dict[str, Any]
+Object = dict[str, Any]
 
 
 class Account(NamedTuple):
@@ -82,13 +82,13 @@ class AccountChange(NamedTuple):
     if it does not exist yet.
     """
 
-    changes: Tuple[str, ...]
+    changes: tuple[str, ...]
     token: Optional[str] = None
     uid: str = ""
-    warnings: Tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
-def wanted_objects(account: Account, shared: bool = True, policies: bool = False) -> List[Wanted]:
+def wanted_objects(account: Account, shared: bool = True, policies: bool = False) -> list[Wanted]:
     """Return the objects in the order in which they are created; with ``shared``, the Secret is the last one.
 
     ``policies``: with the rights to read the objects that network policies depend on.
@@ -103,7 +103,7 @@ def wanted_objects(account: Account, shared: bool = True, policies: bool = False
     core = f"/api/v1/namespaces/{namespace}"
     roles, group = "/apis/rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"
     subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
-    own_token: Dict[str, List[str]] = {"apiGroups": [""], "resources": ["serviceaccounts/token"], "verbs": ["create"]}
+    own_token: dict[str, list[str]] = {"apiGroups": [""], "resources": ["serviceaccounts/token"], "verbs": ["create"]}
     own_token["resourceNames"] = [name]
     service_account = {**_head("v1", "ServiceAccount", name, namespace), "automountServiceAccountToken": False}
     objects = [Wanted(f"{core}/serviceaccounts", service_account)]
@@ -161,7 +161,7 @@ def ensure(
 
     Raises ApiError, ConfigurationError.
     """
-    changes: List[str] = []
+    changes: list[str] = []
     for item in wanted_objects(account, shared, policies):
         changes += _make(client, item, check)
     uid = _uid(_read(client, wanted_objects(account)[0]))
@@ -173,7 +173,7 @@ def ensure(
     return AccountChange(tuple(changes), None, uid, _left_secret(client, account))
 
 
-def _make(client: ApiClient, item: Wanted, check: bool) -> List[str]:
+def _make(client: ApiClient, item: Wanted, check: bool) -> list[str]:
     """Create or correct one object and return descriptions of the changes. Raises ApiError, ConfigurationError."""
     existing = _read(client, item)
     # With check the API server says whether it would permit the change, but not for a binding: it needs its role.
@@ -197,7 +197,7 @@ def _uid(item: Optional[Object]) -> str:
     return str(((item or {}).get("metadata") or {}).get("uid") or "")
 
 
-def _left_secret(client: ApiClient, account: Account) -> Tuple[str, ...]:
+def _left_secret(client: ApiClient, account: Account) -> tuple[str, ...]:
     """Return a warning if there is still a Secret with a shared token, which other nodes may use."""
     secret = wanted_objects(account)[-1]
     if _read(client, secret) is None:
@@ -205,13 +205,13 @@ def _left_secret(client: ApiClient, account: Account) -> Tuple[str, ...]:
     return (f"{secret}: its token never expires and is still valid: rotate the access once each node has its own",)
 
 
-def rotate(client: ApiClient, account: Account, *, check: bool = False) -> Tuple[str, ...]:
+def rotate(client: ApiClient, account: Account, *, check: bool = False) -> tuple[str, ...]:
     """Delete the ServiceAccount and the Secret, which revokes every token, and return descriptions of the deletions.
 
     :func:`ensure` can then create a new ServiceAccount. Raises ApiError; ConfigurationError if they are not ours.
     """
     objects = wanted_objects(account)
-    changes: List[str] = []
+    changes: list[str] = []
     for item in (objects[-1], objects[0]):
         existing = _read(client, item)
         if existing is None:
@@ -231,7 +231,7 @@ class NodeToken(NamedTuple):
     """A token for one node; ``warnings`` say in which respect it is not as requested."""
 
     token: str
-    warnings: Tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def node_token(client: ApiClient, account: Account, node: str, seconds: int) -> NodeToken:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, NamedTuple
 
 from ..base.errors import ConfigurationError
 from ..cluster.api.client import ApiClient
@@ -17,8 +17,8 @@ from .patches import get_node, repeat_on_conflict, send_patch
 class TaintChange(NamedTuple):
     """The taints of a Node before and after, as in its specification."""
 
-    before: List[Dict[str, Any]]
-    after: List[Dict[str, Any]]
+    before: list[dict[str, Any]]
+    after: list[dict[str, Any]]
 
 
 def remove_taint(client: ApiClient, node_name: str, key: str, check: bool = False) -> TaintChange:

@@ -13,7 +13,7 @@ import os
 import re
 from errno import EISDIR
 from pathlib import Path
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Set
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 from ..base.errors import ConfigurationError
 from ..base.ranges import unacceptable
@@ -73,9 +73,9 @@ def _read(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def known_variables(role: Path) -> FrozenSet[str]:
+def known_variables(role: Path) -> frozenset[str]:
     """Return the variables of a role: options of all its entry points, defaults, and constants."""
-    known: Set[str] = set(role_options(role))
+    known: set[str] = set(role_options(role))
     for folder in ("defaults", "vars"):
         path = role / folder / "main.yml"
         if path.exists():
@@ -83,15 +83,15 @@ def known_variables(role: Path) -> FrozenSet[str]:
     return frozenset(known)
 
 
-def role_options(role: Path) -> Dict[str, Dict[str, Any]]:
+def role_options(role: Path) -> dict[str, dict[str, Any]]:
     """Return the options of all entry points of a role by name, as Ansible describes arguments."""
-    found: Dict[str, Dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for entry in _read(role / "meta" / "argument_specs.yml")["argument_specs"].values():
         found.update(entry.get("options", {}))
     return found
 
 
-def options_of(collection: Path) -> Dict[str, Dict[str, Any]]:
+def options_of(collection: Path) -> dict[str, dict[str, Any]]:
     """Return the options of all roles and playbooks by name, as Ansible describes arguments."""
     found = dict(_read(collection / "meta" / "playbook-options.yml"))
     for path in sorted((collection / "roles").glob("*/meta/argument_specs.yml")):
@@ -100,8 +100,8 @@ def options_of(collection: Path) -> Dict[str, Dict[str, Any]]:
 
 
 def invalid_values(
-    variables: Mapping[str, Any], options: Mapping[str, Dict[str, Any]], validator: Callable[[Dict[str, Any]], Any]
-) -> List[str]:
+    variables: Mapping[str, Any], options: Mapping[str, dict[str, Any]], validator: Callable[[dict[str, Any]], Any]
+) -> list[str]:
     """Return a line for each variable whose value is not of its type or one of its choices, in order of their names.
 
     A path on hosts is absolute, since files below an empty one would lie in the root directory. It may be empty if it
@@ -139,13 +139,13 @@ def invalid_values(
     return found
 
 
-def lonely(variables: Mapping[str, Any]) -> List[str]:
+def lonely(variables: Mapping[str, Any]) -> list[str]:
     """Return a line for each variable without another one that it needs; the agent would skip what they define."""
     alone = variables.get("service_proxy_api_servers") and not variables.get("service_proxy_api_address")
     return ["service_proxy_api_servers: needs service_proxy_api_address, at which they are served"] if alone else []
 
 
-def without_effect(variables: Mapping[str, Any]) -> List[str]:
+def without_effect(variables: Mapping[str, Any]) -> list[str]:
     """Return a line for each setting that another variable with another value overrides."""
     found = []
     for field, names in _PRECEDENCE.items():
@@ -164,7 +164,7 @@ def without_effect(variables: Mapping[str, Any]) -> List[str]:
     return found
 
 
-def _unacceptable(name: str, value: Any) -> List[str]:
+def _unacceptable(name: str, value: Any) -> list[str]:
     """Return why numbers are out of their ranges, or a text wrong: a value, those in a dict, or in dicts of a list."""
     if isinstance(value, dict):
         return [f"{key}: {reason}" for key, item in value.items() for reason in _unacceptable(f"_{key}", item)]
@@ -176,7 +176,7 @@ def _unacceptable(name: str, value: Any) -> List[str]:
     return [reason] if reason else []
 
 
-def _invalid_serial(value: Any) -> List[str]:
+def _invalid_serial(value: Any) -> list[str]:
     """Return a line if a value of proxy_serial, which Ansible evaluates itself, is no number of hosts or percentage."""
     for item in value if isinstance(value, list) else [value]:
         number = re.fullmatch(r"0*([1-9][0-9]*)(%?)", str(item).strip())
@@ -190,7 +190,7 @@ def absolute_path(path: str) -> str:
     return os.path.join(os.getcwd(), os.path.expanduser(path))
 
 
-def unusable_files(files: Sequence[str], written: Sequence[str], value_of: Callable[[str], Any]) -> List[str]:
+def unusable_files(files: Sequence[str], written: Sequence[str], value_of: Callable[[str], Any]) -> list[str]:
     """Return a line for each variable that names a file that cannot be read, or one of ``written`` that cannot be made.
 
     Also for the file of a configuration that is none, in the words of the agent, and for variables that name a file and
@@ -237,7 +237,7 @@ def unusable_files(files: Sequence[str], written: Sequence[str], value_of: Calla
     return found
 
 
-def unknown_variables(names: Iterable[str], prefix: str, known: FrozenSet[str]) -> List[Unknown]:
+def unknown_variables(names: Iterable[str], prefix: str, known: frozenset[str]) -> list[Unknown]:
     """Return the names with the prefix that are not known, sorted."""
     suffixes = {name[len(prefix) :]: name for name in sorted(known) if name.startswith(prefix)}
     found = []
@@ -248,7 +248,7 @@ def unknown_variables(names: Iterable[str], prefix: str, known: FrozenSet[str]) 
     return found
 
 
-def collection_variables(collection: Path) -> FrozenSet[str]:
+def collection_variables(collection: Path) -> frozenset[str]:
     """Return the variables of all roles, and those of the playbooks: the words with their prefixes in their text."""
     word = re.compile(rf"\b(?:{'|'.join(_OWN_PREFIXES + _COMMON_PREFIXES)})[a-z_]+\b")
     texts = [path.read_text(encoding="utf-8") for path in (collection / "playbooks").rglob("*.yml")]
@@ -257,7 +257,7 @@ def collection_variables(collection: Path) -> FrozenSet[str]:
     )
 
 
-def unknown_extra(names: FrozenSet[str], known: FrozenSet[str]) -> List[Unknown]:
+def unknown_extra(names: frozenset[str], known: frozenset[str]) -> list[Unknown]:
     """Return which extra variables with a prefix of this collection it does not have."""
     # The variables of the playbook report begin with proxy_report_.
     short = [Unknown(name, f"proxy_{name}") for name in sorted(names) if f"proxy_{name}" in known]
@@ -267,12 +267,12 @@ def unknown_extra(names: FrozenSet[str], known: FrozenSet[str]) -> List[Unknown]
     ]
 
 
-def unknown_in_inventory(names: FrozenSet[str], known: FrozenSet[str]) -> List[Unknown]:
+def unknown_in_inventory(names: frozenset[str], known: frozenset[str]) -> list[Unknown]:
     """Return which variables of an inventory, with a prefix that only this collection uses, it does not have."""
     return [found for prefix in _OWN_PREFIXES for found in unknown_variables(names, prefix, known)]
 
 
-def answered_variables(variables: Mapping[str, Any]) -> List[str]:
+def answered_variables(variables: Mapping[str, Any]) -> list[str]:
     """Return which variables of this collection a host has set by its answers, from all variables of a task, sorted.
 
     Ansible makes a variable of each fact in the result of any module, and it wins over the inventory and defaults.

@@ -10,7 +10,7 @@ depend on when the cluster changes.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Mapping, NamedTuple, Optional
 
 from ..base.addresses import canonical_address
 from ..cluster.model import Failing, NamespacedName
@@ -35,10 +35,10 @@ class AgentComparison(NamedTuple):
     failing: Mapping[NamespacedName, Failing] = {}
     rising: Mapping[NamespacedName, Rising] = {}
     excluded: int = 0
-    changes: Optional[Tuple[TableChange, ...]] = None
+    changes: Optional[tuple[TableChange, ...]] = None
 
 
-def comparison_document(comparison: AgentComparison) -> Dict[str, Any]:
+def comparison_document(comparison: AgentComparison) -> dict[str, Any]:
     """Return a comparison as plain JSON values."""
     changes = comparison.changes
     return {
@@ -70,18 +70,18 @@ def parse_comparison(document: Mapping[str, Any]) -> AgentComparison:
         )
 
 
-def _place(address: Any, port: Any) -> Tuple[str, int]:
+def _place(address: Any, port: Any) -> tuple[str, int]:
     if canonical_address(str(address)) != address:
         raise ValueError(f"{address!r} is not an address")
     return address, int(port)
 
 
-def _failing(namespace: Any, name: Any, panic: Any, places: Any) -> Tuple[NamespacedName, Failing]:
+def _failing(namespace: Any, name: Any, panic: Any, places: Any) -> tuple[NamespacedName, Failing]:
     reasons = {_place(address, port): str(reason) for address, port, reason in places}
     return NamespacedName(str(namespace), str(name)), Failing(reasons, float(panic))
 
 
-def _rising(namespace: Any, name: Any, places: Any) -> Tuple[NamespacedName, Rising]:
+def _rising(namespace: Any, name: Any, places: Any) -> tuple[NamespacedName, Rising]:
     rising = {_place(address, port): int(eighths) for address, port, eighths in places}
     return NamespacedName(str(namespace), str(name)), rising
 

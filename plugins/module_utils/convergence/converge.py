@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 from ..base.addresses import family_of
 from ..base.errors import KernelError
@@ -69,7 +69,7 @@ def run_convergence(
             forget_record(request.state_directory)
         listeners = AskedListeners(control_socket(request.state_directory))
         watched = witness is not None and not request.check
-        commits: Optional[List[int]] = [] if watched else None
+        commits: Optional[list[int]] = [] if watched else None
         handles = stack.enter_context(KernelHandles(listeners=listeners, commits=commits, loads=not request.check))
         convergence = _Convergence(request, handles, make_guard(request, handles))
         convergence.warnings += warnings
@@ -91,13 +91,13 @@ class _Convergence:
         self.request = request
         self.handles = handles
         self.watch = Stopwatch()
-        self.warnings: List[str] = []
-        self.planned: List[PlannedChange] = []
-        self.of_cluster: List[Resource[Any, Any]] = []
-        self.programmed: Dict[str, int] = {}
+        self.warnings: list[str] = []
+        self.planned: list[PlannedChange] = []
+        self.of_cluster: list[Resource[Any, Any]] = []
+        self.programmed: dict[str, int] = {}
         self.conntrack_deleted = 0
         self.policy: Optional[NodePolicy] = None
-        self.sysctls: Dict[str, Optional[str]] = {}
+        self.sysctls: dict[str, Optional[str]] = {}
         self.complete = True
         self.guard = guard
         self.loss = EndpointLossGuard(request)
@@ -165,7 +165,7 @@ class _Convergence:
             sysctls=self.sysctls,
         )
 
-    def _with_schedulers(self, mode: Mode, families: Sequence[FamilyServices]) -> List[FamilyServices]:
+    def _with_schedulers(self, mode: Mode, families: Sequence[FamilyServices]) -> list[FamilyServices]:
         """Return the families with those schedulers that annotations request, the kernel has, and the mode can use."""
         found = []
         for context, ports in families:
@@ -179,7 +179,7 @@ class _Convergence:
 
     def _stages(
         self, mode: Mode, configuration: KubeProxyConfiguration, families: Sequence[FamilyServices]
-    ) -> List[Stage]:
+    ) -> list[Stage]:
         """Return the stages of the mode; in a check, subsystems that are not loaded count as empty."""
         desired = mode.rendering.desired_tables
         tables = [FamilyTables(item.context, desired(item.service_ports, item.context.settings)) for item in families]
@@ -187,7 +187,7 @@ class _Convergence:
         self.of_cluster += [stage.resource for stage in stages]
         return [*stages, *mode.extra_stages([item.context for item in families])]
 
-    def _policy_stages(self, configuration: KubeProxyConfiguration, view: NodeView) -> List[Stage]:
+    def _policy_stages(self, configuration: KubeProxyConfiguration, view: NodeView) -> list[Stage]:
         """Return the stage of network policies, or the one that removes those of an earlier run."""
         settings = configuration.node_proxy.network_policy
         if not settings.enabled:
@@ -218,7 +218,7 @@ class _Convergence:
         except KernelError as error:
             self.warnings.append(str(error))
 
-    def _policy_coverage(self) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+    def _policy_coverage(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if self.policy is None:
             return (), ()
         from .policy import policy_coverage

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from ..base.addresses import FAMILIES, IPV6
 from ..base.errors import NotInstalledError
@@ -49,7 +49,7 @@ class FamilyTables(NamedTuple):
     tables: Mapping[str, Mapping[Any, Any]]
 
 
-def removal_contexts(families: Sequence[str] = FAMILIES) -> List[FamilyContext]:
+def removal_contexts(families: Sequence[str] = FAMILIES) -> list[FamilyContext]:
     """Return each family with every iptables variant that is installed, for removing chains. Raises KernelError."""
     contexts = []
     survey = Survey()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Iterator, List, Optional
+from typing import Iterator, Optional
 
 from ..configuration.model import KubeProxyConfiguration
 from .handles import KernelHandles
@@ -24,18 +24,18 @@ class Guard:
         self.saved_state: Optional[int] = None
         self.confirm_until = ""
 
-    def begin(self) -> List[str]:
+    def begin(self) -> list[str]:
         """Check for obstacles before anything is changed; return warnings."""
         return []
 
     def target(self, configuration: KubeProxyConfiguration) -> None:
         """Record the configuration to which the node is about to be converged."""
 
-    def before_change(self) -> List[str]:
+    def before_change(self) -> list[str]:
         """Save the current state; return warnings."""
         return []
 
-    def after_change(self, mode: str, filter_backend: str, node_name: str, addresses: Interfaces) -> List[str]:
+    def after_change(self, mode: str, filter_backend: str, node_name: str, addresses: Interfaces) -> list[str]:
         """Keep what the next boot needs of a convergence that is complete; return warnings.
 
         ``mode``: the one in effect, empty after a removal. ``filter_backend``: the one beside IPVS, empty in other

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Optional, Sequence, TypeVar
 
 from ..base.closing import Closing
 from ..base.errors import PreflightError
@@ -47,30 +47,30 @@ class ListenerAccess:
         """Return the listeners of a family. Raises PreflightError if there is no agent."""
         raise PreflightError(NO_AGENT)
 
-    def left(self, families: Sequence[str]) -> List[Resource[Any, Any]]:
+    def left(self, families: Sequence[str]) -> list[Resource[Any, Any]]:
         """Return the listeners that a running agent still has after it has left userspace mode."""
         return []
 
-    def live_connections(self, flow: Flow) -> List[LiveConnection]:
+    def live_connections(self, flow: Flow) -> list[LiveConnection]:
         """Return the connections and sessions of a flow. Raises KernelError."""
         return []
 
-    def remembered(self, flow: Flow, owner: str, seconds: int) -> List[Remembered]:
+    def remembered(self, flow: Flow, owner: str, seconds: int) -> list[Remembered]:
         """Return the affinity of a flow's client to an endpoint of a ServicePort. Raises KernelError.
 
         ``seconds``: for how long a client keeps its endpoint.
         """
         return []
 
-    def used(self) -> List[Used]:
+    def used(self) -> list[Used]:
         """Return what ServicePorts have sent to their endpoints. Raises KernelError."""
         return []
 
-    def at_loopback(self, family: str) -> Tuple[int, int]:
+    def at_loopback(self, family: str) -> tuple[int, int]:
         """Return how many sockets listen at the loopback address of a family, and how often opening one failed."""
         return 0, 0
 
-    def end_connections(self, owner: str, endpoint: Tuple[str, int]) -> int:
+    def end_connections(self, owner: str, endpoint: tuple[str, int]) -> int:
         """Reset the connections that listeners of a ServicePort forward to an endpoint; return their number.
 
         Raises KernelError.
@@ -91,7 +91,7 @@ class KernelHandles(Closing):
         self,
         progress: Progress = unheeded,
         listeners: Optional[ListenerAccess] = None,
-        commits: Optional[List[int]] = None,
+        commits: Optional[list[int]] = None,
         loads: bool = True,
     ) -> None:
         self.loads = loads

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple
+from typing import NamedTuple
 
 from ..base.addresses import address_and_port
 from ..rendering.settings import Arrival, Client
@@ -43,7 +43,7 @@ class Remembered(NamedTuple):
     seconds: int
 
 
-def tracked(flow: Flow) -> List[LiveConnection]:
+def tracked(flow: Flow) -> list[LiveConnection]:
     """Return the entries of connection tracking of a flow. Raises KernelError."""
     # Imported late: only explanations need it.
     from ..kernel.conntrack.flows import tracked_flows

@@ -9,7 +9,7 @@ agent or kube-proxy) and in which mode.
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Sequence, Set
+from typing import Mapping, Sequence
 
 from ..base.addresses import family_of
 from ..base.errors import KernelError, PreflightError
@@ -28,7 +28,7 @@ class EndpointLossGuard:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self.warnings: List[str] = []
+        self.warnings: list[str] = []
 
     def judge(
         self, planned: Sequence[PlannedChange], others: Sequence[Stage], families: Sequence[FamilyServices]
@@ -53,7 +53,7 @@ class EndpointLossGuard:
             return
         self.warnings += judge(findings, self._request.ignore_findings)
 
-    def _findings(self, now: Set[str], families: Sequence[FamilyServices]) -> List[Finding]:
+    def _findings(self, now: set[str], families: Sequence[FamilyServices]) -> list[Finding]:
         """Return the loss of the first family that loses too much; a Service has one cluster IP in each."""
         names = _service_names(self._request.cluster)
         for context, service_ports in families:
@@ -89,7 +89,7 @@ class EndpointLossGuard:
 
 
 def _service_names(cluster: ClusterState) -> Mapping[str, str]:
-    names: Dict[str, str] = {}
+    names: dict[str, str] = {}
     for key, service in cluster.services.items():
         names[service.cluster_ip_v4] = names[service.cluster_ip_v6] = str(key)
     return names

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import List, Mapping, NamedTuple, Optional, Tuple
+from typing import Mapping, NamedTuple, Optional
 
 from ..base.errors import PreflightError
 from ..cluster.model import Node
@@ -30,7 +30,7 @@ from .request import Request
 _OWN_DEVICES = (ipvs.DEVICE, userspace.DEVICE)
 
 
-def node_addresses_now() -> Tuple[Tuple[str, str], ...]:
+def node_addresses_now() -> tuple[tuple[str, str], ...]:
     """Return (interface, address) of all interfaces except the proxy's own. Raises KernelError."""
     return tuple((item.interface, item.address) for item in interface_addresses() if item.interface not in _OWN_DEVICES)
 
@@ -45,12 +45,12 @@ class NodeView(NamedTuple):
 
     name: str
     node: Optional[Node]
-    addresses: Tuple[Tuple[str, str], ...]
+    addresses: tuple[tuple[str, str], ...]
     facts: NodeFacts
-    families: Tuple[str, ...]
+    families: tuple[str, ...]
     variants: Mapping[str, XtablesVariant]
-    warnings: Tuple[str, ...]
-    nfacct_counters: Tuple[str, ...] = ()
+    warnings: tuple[str, ...]
+    nfacct_counters: tuple[str, ...] = ()
 
 
 def view_node(request: Request, configuration: KubeProxyConfiguration, mode: Mode) -> NodeView:
@@ -118,7 +118,7 @@ def family_context(
 
 def family_services(
     cluster: ClusterState, configuration: KubeProxyConfiguration, view: NodeView
-) -> List[FamilyServices]:
+) -> list[FamilyServices]:
     """Return every family that the node serves, with its ServicePorts. Raises ConfigurationError."""
     contexts = [family_context(cluster, configuration, view, family) for family in view.families]
     return [FamilyServices(context, all_service_ports(cluster, context.node)) for context in contexts]

@@ -8,7 +8,7 @@ It is imported only where policies are enforced: Ansible ships modules as source
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Iterable, List, Optional, Sequence, Tuple
+from typing import AbstractSet, Any, Iterable, Optional, Sequence
 
 from ..base.addresses import FAMILIES, Network, family_of_packed, networks_of, packed, unpacked
 from ..base.progress import Progress, unheeded
@@ -60,7 +60,7 @@ def policy_options(settings: NetworkPolicySettings) -> Options:
     )
 
 
-def raw_addresses(addresses: Iterable[Tuple[str, str]]) -> List[Address]:
+def raw_addresses(addresses: Iterable[tuple[str, str]]) -> list[Address]:
     """Return the addresses of pairs (interface, address), packed."""
     return [raw for raw in (packed(address) for _interface, address in addresses) if raw is not None]
 
@@ -69,7 +69,7 @@ def node_policy(
     cluster: ClusterState,
     settings: NetworkPolicySettings,
     node_name: str,
-    addresses: Iterable[Tuple[str, str]],
+    addresses: Iterable[tuple[str, str]],
     ranges: Optional[Sequence[Network]] = None,
     *,
     progress: Progress = unheeded,
@@ -99,8 +99,8 @@ def find_links(policy: NodePolicy, settings: NetworkPolicySettings, links: Optio
     links = links or PodLinks()
     found = links.find(sorted(pods))
     restricted = {side: policy.restricted(side) for side in SIDES}
-    rows: List[Row] = []
-    port_rows: List[Row] = []
+    rows: list[Row] = []
+    port_rows: list[Row] = []
     for text, link in found.items():
         address, pod = pods[text]
         exempt = settings.exempt_sources and pod.namespace in (settings.exempt_source_namespaces or (pod.namespace,))
@@ -125,7 +125,7 @@ def _judges_frames() -> bool:
     return bool(asking_loads("nf_tables", kernel_release())) or has_bridge_family()
 
 
-def pod_ranges(cluster: ClusterState, settings: NetworkPolicySettings, node_name: str) -> Tuple[Network, ...]:
+def pod_ranges(cluster: ClusterState, settings: NetworkPolicySettings, node_name: str) -> tuple[Network, ...]:
     """Return the ranges in which traffic of addresses of no known pod is denied; none if it is allowed."""
     if settings.unknown_pods != DENY:
         return ()
@@ -134,7 +134,7 @@ def pod_ranges(cluster: ClusterState, settings: NetworkPolicySettings, node_name
     return tuple(networks_of(texts))
 
 
-def annotation_warnings(policy: NodePolicy) -> List[str]:
+def annotation_warnings(policy: NodePolicy) -> list[str]:
     """Return lines for the first policies that are too large, and the first pods that claim an address of the node."""
     large = [
         f"NetworkPolicy {key}: spec.{direction.lower()}: allows nothing, because it has {reason}; its pods are isolated"
@@ -159,16 +159,16 @@ def _disputed(owners: AddressOwners, address: Address) -> str:
     return f"{unpacked(address)}: several Pods claim this address of a pod of this node, whose policies apply: {claims}"
 
 
-def policy_coverage(policy: NodePolicy, cluster: ClusterState) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+def policy_coverage(policy: NodePolicy, cluster: ClusterState) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the pods of the node that no policy selects, and the policies that select no pod of the cluster."""
     return tuple(map(str, unselected_pods(policy))), tuple(map(str, unused_policies(cluster.policy)))
 
 
-def _first(lines: List[str], most: int, others: str) -> List[str]:
+def _first(lines: list[str], most: int, others: str) -> list[str]:
     return lines if len(lines) <= most else [*lines[:most], f"{len(lines) - most} {others}"]
 
 
-def policy_findings(cluster: ClusterState, settings: NetworkPolicySettings, node_name: str) -> List[Finding]:
+def policy_findings(cluster: ClusterState, settings: NetworkPolicySettings, node_name: str) -> list[Finding]:
     """Return findings about anything that keeps policies from being enforced on this node, or that enforces others."""
     pods = (pod for pod in cluster.policy.pods.values() if pod.node_name == node_name and counts(pod))
     addresses = [address for pod in pods for address in pod.addresses]
@@ -180,7 +180,7 @@ def policy_findings(cluster: ClusterState, settings: NetworkPolicySettings, node
 
 
 def policy_text(
-    cluster: ClusterState, settings: NetworkPolicySettings, node_name: str, addresses: Iterable[Tuple[str, str]]
+    cluster: ClusterState, settings: NetworkPolicySettings, node_name: str, addresses: Iterable[tuple[str, str]]
 ) -> str:
     """Return the table of a node as text for ``nft -f``; see :func:`node_policy`."""
     policy = node_policy(cluster, settings, node_name, addresses)

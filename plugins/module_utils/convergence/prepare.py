@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, List, Sequence
+from typing import Sequence
 
 from ..configuration.model import KubeProxyConfiguration
 from ..kernel.modules.module_profile import modules_for
@@ -27,7 +27,7 @@ from .request import Request
 from .runtime.ledger import has_converged, read_origin
 
 
-def check_cluster(request: Request, view: NodeView) -> List[str]:
+def check_cluster(request: Request, view: NodeView) -> list[str]:
     """Return warnings about the cluster state; change nothing.
 
     Raises PreflightError if the state is incomplete, is of another cluster than what is programmed, or has no Node of
@@ -41,7 +41,7 @@ def check_cluster(request: Request, view: NodeView) -> List[str]:
     return judge([*_incomplete(request), *missing, *other], request.ignore_findings)
 
 
-def _incomplete(request: Request) -> List[Finding]:
+def _incomplete(request: Request) -> list[Finding]:
     """Return a finding if the cluster state has no object of a kind that every cluster has."""
     policies = request.configuration.node_proxy.network_policy
     return completeness_findings(
@@ -49,7 +49,7 @@ def _incomplete(request: Request) -> List[Finding]:
     )
 
 
-def missing_node(request: Request, view: NodeView) -> List[Finding]:
+def missing_node(request: Request, view: NodeView) -> list[Finding]:
     """Return a finding if the cluster has no Node of this host although it should have one.
 
     An agent may read only the Node of its own name. Otherwise the lack of all Nodes is an incomplete cluster state.
@@ -66,7 +66,7 @@ def missing_node(request: Request, view: NodeView) -> List[Finding]:
     return found
 
 
-def rendering_warnings(request: Request, node_name: str) -> List[str]:
+def rendering_warnings(request: Request, node_name: str) -> list[str]:
     """Return warnings about the cluster state where no node is read: the findings of :func:`check_cluster`.
 
     They refuse nothing, since nothing is programmed.
@@ -83,7 +83,7 @@ def check_node(
     families: Sequence[FamilyServices],
     ignored: Sequence[str] = (),
     compare: bool = False,
-) -> List[str]:
+) -> list[str]:
     """Return warnings about the node and the ServicePorts to be served; change nothing.
 
     ``ignored``: names of findings to ignore. With ``compare``, conflicts with other programs are warnings. Raises
@@ -110,7 +110,7 @@ def check_node(
     return list(judge(found, tuple(ignored)))
 
 
-def check_removal(request: Request, standalone: bool, handles: KernelHandles) -> List[str]:
+def check_removal(request: Request, standalone: bool, handles: KernelHandles) -> list[str]:
     """Return warnings about removing everything here, or with ``standalone`` only policies; change nothing.
 
     Raises PreflightError for what :func:`removal_findings` finds, or if no other service proxy serves beside the
@@ -122,7 +122,7 @@ def check_removal(request: Request, standalone: bool, handles: KernelHandles) ->
     return list(judge(removal_findings(processes(), ours), request.ignore_findings))
 
 
-def check_policies(request: Request, view: NodeView) -> List[str]:
+def check_policies(request: Request, view: NodeView) -> list[str]:
     """Return warnings about obstacles to enforcing network policies here; change nothing.
 
     Raises PreflightError if pods share a bridge whose packets netfilter does not see, unless that finding is ignored.
@@ -146,7 +146,7 @@ def node_modules(mode: Mode, configuration: KubeProxyConfiguration, view: NodeVi
 
 def wanted_node_sysctls(
     configuration: KubeProxyConfiguration, view: NodeView, contexts: Sequence[FamilyContext]
-) -> Dict[str, Wanted]:
+) -> dict[str, Wanted]:
     """Return the kernel parameters that this node needs, by key."""
     localhost = any(context.settings.localhost_node_ports for context in contexts)
     return wanted_sysctls(configuration, view.facts, localhost)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Sequence, Set
+from typing import Sequence
 
 from ..base.addresses import FAMILIES
 from ..base.errors import KernelError
@@ -24,7 +24,7 @@ from .modes.stages.ipvs_filter_backend import device_removal_stages, retiring_st
 from .modes.stages.userspace import userspace_device_removal_stages, userspace_removal_stages
 
 
-def leftover_contexts(mode: Mode, served: Sequence[FamilyContext]) -> List[FamilyContext]:
+def leftover_contexts(mode: Mode, served: Sequence[FamilyContext]) -> list[FamilyContext]:
     """Return the iptables of each family that may hold chains which ``mode`` does not program.
 
     ``served``: the node's data for each family in this mode. Where it programs chains, only the other variant of
@@ -39,12 +39,12 @@ def leftover_contexts(mode: Mode, served: Sequence[FamilyContext]) -> List[Famil
     return [item for item in found if item.variant is not None and (item.family, item.variant.name) not in used]
 
 
-def _readable(handles: KernelHandles, contexts: Sequence[FamilyContext]) -> List[FamilyContext]:
+def _readable(handles: KernelHandles, contexts: Sequence[FamilyContext]) -> list[FamilyContext]:
     """Return the contexts whose programs can run: those of iptables-nft fail without nf_tables, and have no chains."""
     return [item for item in contexts if item.variant and (item.variant.name != NFT or handles.has_nftables())]
 
 
-def leaving_stages(mode: Mode, handles: KernelHandles) -> List[Stage]:
+def leaving_stages(mode: Mode, handles: KernelHandles) -> list[Stage]:
     """Return the stages to apply before :func:`leftover_stages` are planned: see :func:`.retiring_stages`.
 
     Raises KernelError.
@@ -52,7 +52,7 @@ def leaving_stages(mode: Mode, handles: KernelHandles) -> List[Stage]:
     return retiring_stages(handles) if mode.serves and not mode.subsystems.ipvs else []
 
 
-def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[FamilyContext]) -> List[Stage]:
+def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[FamilyContext]) -> list[Stage]:
     """Return the stages that remove leftovers of other modes in subsystems that ``mode`` does not use.
 
     ``contexts``: from :func:`leftover_contexts`. Modes that use iptables share one resource of chains, so the changes
@@ -62,7 +62,7 @@ def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[Famil
     if not mode.serves:
         return []
     used = mode.subsystems
-    stages: List[Stage] = []
+    stages: list[Stage] = []
     if used.ipvs:
         stages += unused_filter_backend_stages(handles, used.ipsets, used.ipvs_table)
     else:
@@ -86,7 +86,7 @@ def serves(handles: KernelHandles) -> bool:
     return bool(served_cluster_ips([*tables, *chains])) or serves_by_ipvs(handles)
 
 
-def superseded_stages(mode: Mode, handles: KernelHandles, restored: str = "") -> List[Stage]:
+def superseded_stages(mode: Mode, handles: KernelHandles, restored: str = "") -> list[Stage]:
     """Return the stages that remove what ``mode`` has left on a node whose Services kube-proxy serves by now.
 
     In the same mode kube-proxy has adopted it, except what it does not use, and what is in another variant of iptables.
@@ -122,12 +122,12 @@ def superseded_stages(mode: Mode, handles: KernelHandles, restored: str = "") ->
     return [*release_stages(handles), *elsewhere]
 
 
-def nftables_removal_stages(handles: KernelHandles) -> List[Stage]:
+def nftables_removal_stages(handles: KernelHandles) -> list[Stage]:
     """Return stages that remove the tables of nftables mode; none if nf_tables is not loaded."""
     return [Stage(handles.nftables(family), {}) for family in FAMILIES] if handles.has_nftables() else []
 
 
-def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[Stage]:
+def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> list[Stage]:
     """Return stages that remove everything of ipvs mode except chains, in both families.
 
     With ``draining``, servers with active connections are kept until these end. Raises KernelError.
@@ -140,7 +140,7 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
     return loaded_ipvs_removal_stages(handles, draining)
 
 
-def server_removal_stages(handles: KernelHandles) -> List[Stage]:
+def server_removal_stages(handles: KernelHandles) -> list[Stage]:
     """Return the stages that remove virtual servers and their addresses, to be applied before :func:`removal_stages`.
 
     Until then chains and tables masquerade and filter the connections to them. Raises KernelError.
@@ -153,7 +153,7 @@ def server_removal_stages(handles: KernelHandles) -> List[Stage]:
     return loaded_server_removal_stages(handles)
 
 
-def removal_stages(contexts: Sequence[FamilyContext], handles: KernelHandles) -> List[Stage]:
+def removal_stages(contexts: Sequence[FamilyContext], handles: KernelHandles) -> list[Stage]:
     """Return the stages that remove everything that any mode created, each object after those that refer to it."""
     return [
         *ipvs_removal_stages(handles),
@@ -164,13 +164,13 @@ def removal_stages(contexts: Sequence[FamilyContext], handles: KernelHandles) ->
     ]
 
 
-def ended_isolation(planned: Sequence[PlannedChange]) -> List[str]:
+def ended_isolation(planned: Sequence[PlannedChange]) -> list[str]:
     """Return a line if the plan removes the whole table of network policies, with the number of pods that it opens."""
     for item in planned:
         removed = item.change.removed
         if item.resource.kind != Kind.POLICY_OBJECTS or TABLE.key not in removed:
             continue
-        pods: Dict[str, Set[bytes]] = {}
+        pods: dict[str, set[bytes]] = {}
         for key in removed:
             if key.kind == "element" and key.name.startswith(f"{ISOLATED}-"):
                 # A pod has one address of each family, and may be isolated in both directions.
@@ -183,6 +183,6 @@ def ended_isolation(planned: Sequence[PlannedChange]) -> List[str]:
     return []
 
 
-def policy_removal_stages(handles: KernelHandles) -> List[Stage]:
+def policy_removal_stages(handles: KernelHandles) -> list[Stage]:
     """Return the stage that removes the table of network policies; none if nf_tables is not loaded."""
     return [Stage(handles.network_policy(), {})] if handles.has_nftables() else []

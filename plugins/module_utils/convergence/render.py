@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
+from typing import Optional
 
 from ..base.addresses import FAMILIES, canonical_address
 from ..base.errors import ConfigurationError
@@ -24,7 +24,7 @@ from .schedulers import requested
 _LOOPBACK = (("lo", "127.0.0.1"), ("lo", "::1"))
 
 
-def render(request: Request, warnings: Optional[List[str]] = None) -> Dict[str, str]:
+def render(request: Request, warnings: Optional[list[str]] = None) -> dict[str, str]:
     """Return the node's desired rules as text, by the tool that accepts it as input.
 
     Keys: ``iptables-restore`` and ``ip6tables-restore``, or ``nft FAMILY``; in ipvs mode also ``ipset FAMILY``,
@@ -34,7 +34,7 @@ def render(request: Request, warnings: Optional[List[str]] = None) -> Dict[str, 
 
     ``warnings``: gets what a convergence would warn of, or refuse, by the cluster state alone.
     """
-    noted: List[str] = warnings if warnings is not None else []
+    noted: list[str] = warnings if warnings is not None else []
     request.confine()
     mode = mode_without_node(request)
     configuration = in_mode(request.configuration, mode.name)
@@ -47,7 +47,7 @@ def render(request: Request, warnings: Optional[List[str]] = None) -> Dict[str, 
     addresses = _addresses(request.node_addresses, node)
     noted += rendering_warnings(request, name)
     noted += conflict_warnings(request.cluster.conflicts) if mode.serves else []
-    texts: Dict[str, str] = {}
+    texts: dict[str, str] = {}
     for family in FAMILIES if mode.serves else ():
         settings = dataplane_settings(
             configuration,
@@ -72,7 +72,7 @@ def render(request: Request, warnings: Optional[List[str]] = None) -> Dict[str, 
     return texts
 
 
-def _addresses(given: Tuple[str, ...], node: Optional[Node]) -> Tuple[Tuple[str, str], ...]:
+def _addresses(given: tuple[str, ...], node: Optional[Node]) -> tuple[tuple[str, str], ...]:
     known = []
     for text in given or ((*node.internal_ips, *node.external_ips) if node is not None else ()):
         address = canonical_address(text)

@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 from itertools import islice
-from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..cluster.claims import Conflicts
 from ..cluster.model import NO_POLICY
@@ -27,7 +27,7 @@ class Stopwatch:
     """Seconds spent per named stage."""
 
     def __init__(self) -> None:
-        self.seconds: Dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -47,7 +47,7 @@ class Stopwatch:
 _NAMED_CONFLICTS = 5
 
 
-def conflict_warnings(conflicts: Conflicts) -> List[str]:
+def conflict_warnings(conflicts: Conflicts) -> list[str]:
     """Return a line for each of the first few addresses that several Services claim, and one for the others."""
     lines = [str(conflict) for conflict in conflicts.first(_NAMED_CONFLICTS)]
     left = len(conflicts) - len(lines)
@@ -66,14 +66,14 @@ def _entry_name(resource: Resource[Any, Any], key: Any, value: Any) -> str:
     return next(iter(resource.describe(key, value)), str(key))[:_NAME_CHARACTERS]
 
 
-def entry_names(planned: PlannedChange) -> Tuple[str, ...]:
+def entry_names(planned: PlannedChange) -> tuple[str, ...]:
     """Return the names of the first few entries that differ, the most harmful first.
 
     Entries with parts, such as a chain of rules, are ordered by how many of them are missing: a chain that another
     program has flushed comes before one with an additional rule. Then come missing entries, and last unexpected ones.
     """
     resource, change = planned.resource, planned.change
-    ranked: List[Tuple[int, str]] = []
+    ranked: list[tuple[int, str]] = []
     for key, (old, new) in change.replaced.items():
         name, missing = _entry_name(resource, key, new), 0
         if isinstance(old, tuple) and isinstance(new, tuple) and all(isinstance(part, str) for part in new):
@@ -102,7 +102,7 @@ def table_change(planned: PlannedChange, describe: bool) -> TableChange:
 
 def table_changes(
     planned: Sequence[PlannedChange], describe: bool, of_cluster: Collection[Resource[Any, Any]] = ()
-) -> Tuple[TableChange, ...]:
+) -> tuple[TableChange, ...]:
     """Return the tables that differ. ``of_cluster``: the resources whose content depends on the cluster state."""
     followed = set(map(id, of_cluster))
     return tuple(
@@ -112,7 +112,7 @@ def table_changes(
     )
 
 
-def counts(families: Sequence[ServicePorts], changes: Sequence[TableChange]) -> Dict[str, int]:
+def counts(families: Sequence[ServicePorts], changes: Sequence[TableChange]) -> dict[str, int]:
     """Count the Services, ServicePorts and endpoints that are served (over all families), and the changed entries.
 
     A Service is without endpoints if none of its ServicePorts has one in any family.
@@ -131,7 +131,7 @@ def counts(families: Sequence[ServicePorts], changes: Sequence[TableChange]) -> 
     }
 
 
-def change_counts(changes: Sequence[TableChange]) -> Dict[str, int]:
+def change_counts(changes: Sequence[TableChange]) -> dict[str, int]:
     """Count the changed entries."""
     return {
         "added": sum(change.added for change in changes),
@@ -140,7 +140,7 @@ def change_counts(changes: Sequence[TableChange]) -> Dict[str, int]:
     }
 
 
-def unserved(rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo]) -> List[str]:
+def unserved(rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo]) -> list[str]:
     """Return one line for each ServicePort that a mode cannot serve, with the reason."""
     found = []
     for info in service_ports:
@@ -150,7 +150,7 @@ def unserved(rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo]
     return found
 
 
-def unwaited(service_ports: Iterable[ServicePortInfo], settings: ServicePolicySettings) -> List[str]:
+def unwaited(service_ports: Iterable[ServicePortInfo], settings: ServicePolicySettings) -> list[str]:
     """Return one line for each ServicePort, and the default, with resets of connections that come later than a run."""
     clause = "reset-after needs the agent; a run without it keeps connections to removed endpoints"
     found = [f"servicePolicy.removedEndpoints: {clause}"] if 0 < settings.removed_endpoints < math.inf else []
@@ -165,7 +165,7 @@ def unwaited(service_ports: Iterable[ServicePortInfo], settings: ServicePolicySe
 
 def ignored_annotations(
     rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo], settings: DataplaneSettings
-) -> List[str]:
+) -> list[str]:
     """Return one line for each part of the policy of a ServicePort that a mode does not support."""
     return [
         f"Service {info.key} ({info.port}/{info.key.protocol}): {clause}"

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Optional
 
 from ..base.errors import Refusal
 from ..base.installed import STATE_DIRECTORY
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .probing.traffic import Target
 
 
-Interfaces = Tuple[Tuple[str, str], ...]
+Interfaces = tuple[tuple[str, str], ...]
 """The name and an address of an interface each."""
 
 
@@ -48,9 +48,9 @@ class Request(NamedTuple):
     #: Seconds to wait for another convergence.
     lock_timeout: float = DEFAULT_LOCK_SECONDS
     #: Names of preflight findings to ignore.
-    ignore_findings: Tuple[str, ...] = ()
+    ignore_findings: tuple[str, ...] = ()
     #: Addresses to assume for the node when rendering, which inspects no node.
-    node_addresses: Tuple[str, ...] = ()
+    node_addresses: tuple[str, ...] = ()
     #: Name and address of each interface, where they may not be configured yet; empty for those that they have.
     interfaces: Interfaces = ()
     #: Where to save the node's state before a change; empty to save nothing.
@@ -74,7 +74,7 @@ class Request(NamedTuple):
     #: The caller is the agent, which can forward connections itself.
     agent: bool = False
     #: Services whose probes the report should contain.
-    traffic: Tuple[NamespacedName, ...] = ()
+    traffic: tuple[NamespacedName, ...] = ()
     #: Returns the raw objects of the cluster, for what keeps them.
     objects: Callable[[], Iterable[Any]] = tuple
 
@@ -99,9 +99,9 @@ class TableChange(NamedTuple):
     added: int
     replaced: int
     removed: int
-    before: Tuple[str, ...] = ()
-    after: Tuple[str, ...] = ()
-    entries: Tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    entries: tuple[str, ...] = ()
     of_cluster: bool = False
 
 
@@ -112,22 +112,22 @@ class Report(NamedTuple):
     #: Why ``mode`` was chosen.
     mode_reason: str
     node_name: str
-    families: Tuple[str, ...]
+    families: tuple[str, ...]
     #: The iptables in use.
     xtables_variant: Optional[XtablesVariant]
     #: Something differed (and was changed, unless checking).
     changed: bool
     #: The tables that differ.
-    changes: Tuple[TableChange, ...]
+    changes: tuple[TableChange, ...]
     #: ``services``, ``without_endpoints`` (of these), ``service_ports``, ``endpoints``, ``added``, ``replaced``,
     #: ``removed``.
-    counts: Dict[str, int]
+    counts: dict[str, int]
     #: Entries per table after the convergence (in a check: the current ones).
-    programmed: Dict[str, int]
-    refused: Tuple[Refusal, ...]
-    warnings: Tuple[str, ...]
+    programmed: dict[str, int]
+    refused: tuple[Refusal, ...]
+    warnings: tuple[str, ...]
     #: Seconds per stage and per table.
-    durations: Dict[str, float]
+    durations: dict[str, float]
     conntrack_deleted: int = 0
     #: The number of the state saved before the change, None if none was saved.
     saved_state: Optional[int] = None
@@ -135,16 +135,16 @@ class Report(NamedTuple):
     #: confirmation.
     confirm_until: str = ""
     #: Probes of the API server and DNS, to run before confirming.
-    probes: Tuple[str, ...] = ()
+    probes: tuple[str, ...] = ()
     #: Invalid parts of objects.
-    skipped: Tuple[Refusal, ...] = ()
+    skipped: tuple[Refusal, ...] = ()
     #: ``kube-proxy`` or ``corrected``.
     behaviour: str = ""
     #: ``iptables`` or ``nftables`` in ipvs mode, otherwise empty.
     ipvs_filter_backend: str = ""
     #: Pods of this node that no NetworkPolicy selects; empty where policies are not enforced.
-    unselected_pods: Tuple[str, ...] = ()
+    unselected_pods: tuple[str, ...] = ()
     #: NetworkPolicies that select no pod; empty where policies are not enforced.
-    unused_policies: Tuple[str, ...] = ()
+    unused_policies: tuple[str, ...] = ()
     #: The probes of the Services that the request names.
-    targets: Tuple[Target, ...] = ()
+    targets: tuple[Target, ...] = ()

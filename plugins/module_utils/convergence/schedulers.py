@@ -8,7 +8,7 @@ A missing scheduler never keeps the node from being programmed: the Service gets
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Set
+from typing import Any, Iterable
 
 from ..kernel.nftables.features import can_hash
 from ..rendering.nftables.hashing import JHASH
@@ -20,7 +20,7 @@ from .family import FamilyContext
 
 def requested(
     rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo], settings: DataplaneSettings
-) -> Set[str]:
+) -> set[str]:
     """Return the schedulers, other than the node's, that ServicePorts request in a mode."""
     return {name for info in service_ports for name in rendering.serving(info).requested_schedulers(info, settings)}
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Optional, Tuple
+from typing import Mapping, NamedTuple, Optional
 
 from ..kernel.facts import NodeFacts
 
@@ -22,9 +22,9 @@ class Observed(NamedTuple):
 
     counted: bool
     complete: bool
-    commits: Tuple[int, ...]
+    commits: tuple[int, ...]
     facts: NodeFacts
-    addresses: Tuple[Tuple[str, str], ...]
+    addresses: tuple[tuple[str, str], ...]
     sysctls: Mapping[str, Optional[str]]
 
 

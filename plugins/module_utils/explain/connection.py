@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
 
 from ..base.addresses import family_of
 from ..base.errors import ProxyError, UnknownDestination
@@ -36,7 +36,7 @@ class Subject(NamedTuple):
     policies: Optional[Policies]
 
 
-def connection_document(subject: Subject, source: End, destination: End) -> Dict[str, Any]:
+def connection_document(subject: Subject, source: End, destination: End) -> dict[str, Any]:
     """Return the explanation as plain JSON values. Raises ProxyError if an end does not exist, or nothing is known."""
     flows, problems = _flows(subject, source, destination)
     services = explain(subject.state, subject.families, subject.mode.name, service_target(destination))
@@ -62,7 +62,7 @@ def connection_document(subject: Subject, source: End, destination: End) -> Dict
     }
 
 
-def _without_policies(subject: Subject, source: End, destination: End, note: str) -> Dict[str, Any]:
+def _without_policies(subject: Subject, source: End, destination: End, note: str) -> dict[str, Any]:
     return {
         "from": str(source),
         "to": str(destination),
@@ -73,7 +73,7 @@ def _without_policies(subject: Subject, source: End, destination: End, note: str
     }
 
 
-def _flows(subject: Subject, source: End, destination: End) -> tuple[List[Dict[str, Any]], List[str]]:
+def _flows(subject: Subject, source: End, destination: End) -> tuple[list[dict[str, Any]], list[str]]:
     if not subject.mode.serves or destination.protocol not in PROTOCOLS:
         return [], []
     explainer = FlowExplainer(subject.state, subject.families, subject.mode, subject.kernel)
@@ -121,7 +121,7 @@ def _cluster_ips(subject: Subject, end: End) -> Iterator[str]:
             yield address
 
 
-def _chosen(flows: Sequence[Dict[str, Any]]) -> List[Resolved]:
+def _chosen(flows: Sequence[dict[str, Any]]) -> list[Resolved]:
     """Return the endpoints that the flows may reach."""
     chosen = ((item["endpoint"], flow) for flow in flows for item in flow["endpoints"] if item["chosen"])
     return list(dict.fromkeys(resolved(endpoint, flow["protocol"], flow["service"]) for endpoint, flow in chosen))

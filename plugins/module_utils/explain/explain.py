@@ -10,7 +10,7 @@ from its own tables.
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 from ..base.addresses import family_of
 from ..base.errors import KernelError, PreflightError
@@ -67,7 +67,7 @@ def desired_family(state: ClusterState, rendering: Rendering[Any], context: Fami
 
 def explained_families(
     state: ClusterState, configuration: KubeProxyConfiguration, view: NodeView, mode: Mode
-) -> List[ExplainedFamily]:
+) -> list[ExplainedFamily]:
     """Return the families that the node serves, for use without an agent.
 
     Where another program serves the Services, these are all families of the node: Services are known, but nothing is
@@ -100,18 +100,18 @@ class Explanation(NamedTuple):
     protocol: str
     family: str
     via: str
-    frontends: Tuple[str, ...]
+    frontends: tuple[str, ...]
     traffic: str
     traffic_policy: str
     topology: str
     outcome: str
     source: str
     affinity_seconds: int
-    source_ranges: Tuple[str, ...]
-    endpoints: Tuple[EndpointVerdict, ...]
+    source_ranges: tuple[str, ...]
+    endpoints: tuple[EndpointVerdict, ...]
     client_endpoint: str
-    programmed: Tuple[str, ...]
-    differences: Tuple[str, ...]
+    programmed: tuple[str, ...]
+    differences: tuple[str, ...]
 
 
 class Explained(NamedTuple):
@@ -127,16 +127,16 @@ class Explained(NamedTuple):
     mode: str
     behaviour: str
     client: str
-    left_to_programs: Tuple[str, ...]
-    refused: Tuple[str, ...]
-    found: Tuple[Explanation, ...]
+    left_to_programs: tuple[str, ...]
+    refused: tuple[str, ...]
+    found: tuple[Explanation, ...]
     kernel_read: bool
     problem: str
 
 
 def _found(
     state: ClusterState, family: FamilyContext, target: Target
-) -> Iterator[Tuple[ServicePortInfo, Tuple[Frontend, ...]]]:
+) -> Iterator[tuple[ServicePortInfo, tuple[Frontend, ...]]]:
     """Yield the ServicePorts that match a target, each with frontends for one kind of traffic."""
     settings, node = family.settings, family.node
     if isinstance(target, Destination):
@@ -218,7 +218,7 @@ def _source(port: ServicePortInfo, traffic: str, settings: DataplaneSettings, re
     return "kept for pods, replaced by the node's for others"
 
 
-def _source_ranges(port: ServicePortInfo, kinds: Iterable[str]) -> Tuple[str, ...]:
+def _source_ranges(port: ServicePortInfo, kinds: Iterable[str]) -> tuple[str, ...]:
     """Return the allowed sources, ``none`` if none is; each after its kind of address if the kinds differ."""
     known = sources_by_kind(port)
     found = {kind: known[kind] for kind in kinds if kind in known}
@@ -227,7 +227,7 @@ def _source_ranges(port: ServicePortInfo, kinds: Iterable[str]) -> Tuple[str, ..
     return tuple(f"{kind}: {text}" for kind, sources in found.items() for text in _shown(sources))
 
 
-def _shown(sources: Sources) -> Tuple[str, ...]:
+def _shown(sources: Sources) -> tuple[str, ...]:
     return () if sources is None else sources or ("none",)
 
 
@@ -244,7 +244,7 @@ def explain(
 
     ``stages``: None to show only what is desired, without reading the kernel.
     """
-    found: List[Explanation] = []
+    found: list[Explanation] = []
     node, zone, behaviour, problem = "", "", "", ""
     for family in families:
         context, held = family.context, None
@@ -272,7 +272,7 @@ def explain(
 
 
 def _explanation(
-    port: ServicePortInfo, frontends: Tuple[Frontend, ...], family: ExplainedFamily, client: str, held: Optional[Held]
+    port: ServicePortInfo, frontends: tuple[Frontend, ...], family: ExplainedFamily, client: str, held: Optional[Held]
 ) -> Explanation:
     context, tables = family.context, family.tables
     rendering, traffic = tables.rendering.serving(port), frontends[0].traffic
@@ -293,7 +293,7 @@ def _explanation(
     if client and family_of(client) == port.family:
         reached = rendering.endpoint_of(port, chosen, Client(client), context.settings)
     outcome = _outcome(port, chosen, rendering, context.settings)
-    rows: List[Row] = []
+    rows: list[Row] = []
     if held is not None:
         places = [Arrival(port.protocol.lower(), item.address, item.port) for item in frontends]
         rows = held.rows(port.family, places)
@@ -322,7 +322,7 @@ def _explanation(
     )
 
 
-def _programmed(port: ServicePortInfo, frontends: Tuple[Frontend, ...], tables: DesiredTables) -> Iterator[str]:
+def _programmed(port: ServicePortInfo, frontends: tuple[Frontend, ...], tables: DesiredTables) -> Iterator[str]:
     """Yield the lines in the desired table for the frontends of a ServicePort."""
     rendering = tables.rendering
     places = [(frontend.address, frontend.port) for frontend in frontends]
@@ -331,7 +331,7 @@ def _programmed(port: ServicePortInfo, frontends: Tuple[Frontend, ...], tables: 
             yield from rendering.summary(port.family, *entry)
 
 
-def _values(fields: Dict[str, Any]) -> Dict[str, Any]:
+def _values(fields: dict[str, Any]) -> dict[str, Any]:
     """Return fields as plain JSON values, with their names in camel case."""
     found = {}
     for name, value in fields.items():
@@ -340,7 +340,7 @@ def _values(fields: Dict[str, Any]) -> Dict[str, Any]:
     return found
 
 
-def explanation_document(explained: Explained) -> Dict[str, Any]:
+def explanation_document(explained: Explained) -> dict[str, Any]:
     """Return an explanation as plain JSON values."""
     document = _values({**explained._asdict(), "found": [_values(item._asdict()) for item in explained.found]})
     for item in document["found"]:

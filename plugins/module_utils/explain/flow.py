@@ -8,7 +8,7 @@ A flow is a client and a destination. The rendering of the mode makes each decis
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Optional, Sequence
 
 from ..base.addresses import is_loopback, networks_of, parse_network
 from ..cluster.state import ClusterState
@@ -65,13 +65,13 @@ class Decision(NamedTuple):
     port: Optional[ServicePortInfo] = None
     selection_text: str = ""
     masquerade: Masquerade = Masquerade(False, "")
-    candidates: Tuple[Candidate, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
     sources: Sources = None
     certain: str = ""
     certain_by: str = ""
 
     @property
-    def chosen(self) -> List[str]:
+    def chosen(self) -> list[str]:
         """Return the endpoints that can be reached."""
         return [item.endpoint for item in self.candidates if item.chosen]
 
@@ -141,7 +141,7 @@ def arrival_of(decision: Decision, destination: Destination) -> Arrival:
 
 def _frontend(
     state: ClusterState, context: FamilyContext, destination: Destination
-) -> Optional[Tuple[ServicePortInfo, Frontend]]:
+) -> Optional[tuple[ServicePortInfo, Frontend]]:
     ports = all_service_ports(state, context.node)
     for key in sorted(ports):
         for frontend in answering(ports[key], context.settings, destination):
@@ -175,8 +175,8 @@ def _verdict(
     port: ServicePortInfo,
     settings: DataplaneSettings,
     chosen: Sequence[Endpoint],
-    source: Tuple[Client, Frontend, Sources],
-) -> Tuple[str, str]:
+    source: tuple[Client, Frontend, Sources],
+) -> tuple[str, str]:
     client, frontend, sources = source
     unserved = rendering.refusal(port)
     if unserved:
@@ -193,7 +193,7 @@ def _verdict(
 
 def _candidates(
     port: ServicePortInfo, chosen: Sequence[Endpoint], context: FamilyContext, rendering: Rendering[Any], external: bool
-) -> List[Candidate]:
+) -> list[Candidate]:
     topology = topology_of(port, context.node)
     # Where the inside of the node reaches all endpoints despite policy Local, the policy is never the reason.
     local_only = (port.external_local if external else port.internal_local) and tuple(chosen) != port.cluster
@@ -218,7 +218,7 @@ def _certain(
     chosen: Sequence[Endpoint],
     client: Client,
     settings: DataplaneSettings,
-) -> Tuple[str, str]:
+) -> tuple[str, str]:
     if len(chosen) == 1:
         return chosen[0].text, "it is the only one"
     reached = rendering.endpoint_of(port, chosen, client, settings)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 from ..base.addresses import address_and_port, family_of
 from ..base.errors import KernelError, PreflightError
@@ -44,11 +44,11 @@ class FlowExplainer:
         self._families = {item.context.family: item for item in families}
         self._mode = mode
         self._kernel = kernel
-        self._held: Dict[str, Held] = {}
+        self._held: dict[str, Held] = {}
         #: Why something could not be read.
-        self.problems: List[str] = []
+        self.problems: list[str] = []
 
-    def document(self, source: str, source_port: int, destination: Destination) -> Dict[str, Any]:
+    def document(self, source: str, source_port: int, destination: Destination) -> dict[str, Any]:
         """Return the explanation of a flow between addresses of one family, as plain JSON values."""
         family = self._families.get(family_of(destination.address))
         if family is None:
@@ -80,7 +80,7 @@ class FlowExplainer:
 
     def _add_kernel(
         self,
-        found: Dict[str, Any],
+        found: dict[str, Any],
         client: Client,
         decision: Decision,
         destination: Destination,
@@ -103,23 +103,23 @@ class FlowExplainer:
             found["differences"] += held.differences(name, rows, common=port is not None)
             if found["differences"]:
                 _judge_kernel(found, rows, decision, family.tables.rendering)
-        nothing: List[Any] = []
+        nothing: list[Any] = []
         for arrival in arrivals:
             flow = Flow(name, client, arrival)
             found["affinity"] += self._read(partial(self._remembered, flow, port, kernel.handles), nothing)
             found["live"] += self._read(partial(self._live, flow, port, kernel.handles), nothing)
         _judge(found, decision)
 
-    def _remembered(self, flow: Flow, port: Optional[ServicePortInfo], handles: KernelHandles) -> List[Remembered]:
+    def _remembered(self, flow: Flow, port: Optional[ServicePortInfo], handles: KernelHandles) -> list[Remembered]:
         return [] if port is None else self._mode.serving(port).remembered(flow, port, handles)
 
-    def _live(self, flow: Flow, port: Optional[ServicePortInfo], handles: KernelHandles) -> List[LiveConnection]:
+    def _live(self, flow: Flow, port: Optional[ServicePortInfo], handles: KernelHandles) -> list[LiveConnection]:
         if port is None:
             return self._mode.tracked_connections(flow)
         return self._mode.serving(port).live_connections(flow, port, handles)
 
 
-_NOTHING: Dict[str, Any] = {
+_NOTHING: dict[str, Any] = {
     "sourceIs": "",
     "service": "",
     "servicePort": "",
@@ -142,7 +142,7 @@ _NOTHING: Dict[str, Any] = {
 }
 
 
-def _undecided(client: Client, destination: Destination, family: str, verdict: Tuple[str, str]) -> Dict[str, Any]:
+def _undecided(client: Client, destination: Destination, family: str, verdict: tuple[str, str]) -> dict[str, Any]:
     """Return a document without the parts about a ServicePort. ``verdict``: with the reason for it."""
     return {
         "source": client.address,
@@ -157,7 +157,7 @@ def _undecided(client: Client, destination: Destination, family: str, verdict: T
     }
 
 
-def _decided(origin: Origin, decision: Decision, destination: Destination, family: ExplainedFamily) -> Dict[str, Any]:
+def _decided(origin: Origin, decision: Decision, destination: Destination, family: ExplainedFamily) -> dict[str, Any]:
     """Return the part of a document with the model's decision."""
     verdict = (decision.verdict, decision.reason)
     found = _undecided(origin.client, destination, family.context.family, verdict)
@@ -187,7 +187,7 @@ def _decided(origin: Origin, decision: Decision, destination: Destination, famil
     return found
 
 
-def _judge_kernel(found: Dict[str, Any], rows: Sequence[Row], decision: Decision, rendering: Rendering[Any]) -> None:
+def _judge_kernel(found: dict[str, Any], rows: Sequence[Row], decision: Decision, rendering: Rendering[Any]) -> None:
     """Replace the verdict of the model, which is about desired entries, by what the entries of the kernel do."""
     verdict, reason = UNCERTAIN, f"{OTHER_ENTRIES}; --live shows what happens to a packet"
     certain = why_not_forwarded(rows, decision.chosen, rendering) if decision.verdict == FORWARDED else ""
@@ -196,11 +196,11 @@ def _judge_kernel(found: Dict[str, Any], rows: Sequence[Row], decision: Decision
     found.update(verdict=verdict, reason=f"{reason} (desired: {decision.verdict})")
 
 
-def _judge(found: Dict[str, Any], decision: Decision) -> None:
+def _judge(found: dict[str, Any], decision: Decision) -> None:
     """Compare affinity and open connections with the decision; turn them into plain JSON values."""
     port = decision.port
-    remembered: List[Remembered] = found["affinity"]
-    live: List[LiveConnection] = found["live"]
+    remembered: list[Remembered] = found["affinity"]
+    live: list[LiveConnection] = found["live"]
     found["affinity"] = [item._asdict() for item in remembered]
     found["live"] = [item._asdict() for item in live]
     if port is None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, NamedTuple, Tuple
+from typing import Iterator, NamedTuple
 
 from ..base.addresses import address_and_port, is_loopback
 from ..rendering.settings import DataplaneSettings
@@ -44,7 +44,7 @@ def frontends_of(port: ServicePortInfo, settings: DataplaneSettings) -> Iterator
             yield Frontend(NODE_PORT, address, port.node_port)
 
 
-def answering(port: ServicePortInfo, settings: DataplaneSettings, destination: Destination) -> Tuple[Frontend, ...]:
+def answering(port: ServicePortInfo, settings: DataplaneSettings, destination: Destination) -> tuple[Frontend, ...]:
     """Return the frontend that matches a destination, if the ServicePort has it."""
     if destination.protocol not in ("", port.protocol):
         return ()
@@ -66,7 +66,7 @@ def refused_at_loopback(frontend: Frontend, port: ServicePortInfo, settings: Dat
     return f"node ports {named} are refused at loopback addresses" if is_loopback(frontend.address) else ""
 
 
-def sources_by_kind(port: ServicePortInfo) -> Dict[str, Sources]:
+def sources_by_kind(port: ServicePortInfo) -> dict[str, Sources]:
     """Return the allowed sources of each kind of external address of a ServicePort."""
     return {
         EXTERNAL_IP: port.external_ip_sources,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from ..rendering.desired import STATIC, DesiredTables
 from ..rendering.rendering import Rendering
@@ -53,8 +53,8 @@ class Held:
 
     def __init__(self, tables: DesiredTables, stages: Sequence[Stage]) -> None:
         self._tables = tables
-        self._observed: Dict[str, Mapping[Any, Any]] = {}
-        self._wanted: Dict[str, Mapping[Any, Any]] = {}
+        self._observed: dict[str, Mapping[Any, Any]] = {}
+        self._wanted: dict[str, Mapping[Any, Any]] = {}
         for stage in stages:
             kind = stage.resource.kind
             if kind in tables.rendering.tables:
@@ -62,10 +62,10 @@ class Held:
                 self._observed[kind] = found
                 self._wanted[kind] = stage.desired(found) if callable(stage.desired) else stage.desired
 
-    def rows(self, family: str, arrivals: Sequence[Arrival]) -> List[Row]:
+    def rows(self, family: str, arrivals: Sequence[Arrival]) -> list[Row]:
         """Return the entries for some destinations, the desired ones in their order, then those beside them."""
         rendering = self._tables.rendering
-        found: Dict[str, str] = {}
+        found: dict[str, str] = {}
         for arrival in arrivals:
             wanted = rendering.rows(family, self._wanted, arrival)
             held = rendering.rows(family, self._observed, arrival)
@@ -74,16 +74,16 @@ class Held:
             found.update({line: EXTRA for line in held if line not in desired})
         return [Row(line, state) for line, state in found.items()]
 
-    def differences(self, family: str, rows: Sequence[Row], common: bool = True) -> List[str]:
+    def differences(self, family: str, rows: Sequence[Row], common: bool = True) -> list[str]:
         """Return how the kernel differs from what is desired, by the rows and with ``common`` by entries for all."""
         found = [f"missing in the kernel: {row.line}" for row in rows if row.state == MISSING]
         found += [f"not desired: {row.line}" for row in rows if row.state == EXTRA]
         return found + self._common_differences(family) if common else found
 
-    def _common_differences(self, family: str) -> List[str]:
+    def _common_differences(self, family: str) -> list[str]:
         """Return the differences in entries on which all Services depend: hooks, lookups of Services, devices."""
         rendering = self._tables.rendering
-        different: List[Tuple[str, Any]] = []
+        different: list[tuple[str, Any]] = []
         for table, key in dict.fromkeys(rendering.common_keys(self._tables.programmed(STATIC), self._wanted)):
             if table in self._wanted and self._wanted[table].get(key) != self._observed[table].get(key):
                 different.append((table, key))

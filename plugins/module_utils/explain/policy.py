@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
 from ..base.addresses import packed, unpacked, without_brackets
 from ..base.errors import ProxyError
@@ -51,7 +51,7 @@ def service_target(end: End) -> Target:
     return ServiceTarget(end.namespace, end.name, str(end.port) if end.port else "", protocol)
 
 
-def service_endpoints(explained: Explained) -> List[Resolved]:
+def service_endpoints(explained: Explained) -> list[Resolved]:
     """Return the endpoints to which connections to a Service are sent."""
     chosen = ((verdict.endpoint, item) for item in explained.found for verdict in item.endpoints if verdict.chosen)
     return list(dict.fromkeys(resolved(endpoint, item.protocol, item.service) for endpoint, item in chosen))
@@ -80,14 +80,14 @@ class PolicyExplainer:
         self._cluster = cluster
         self._policy = policy
         self._node_name = node_name
-        self._own: Set[str] = set(node_addresses)
+        self._own: set[str] = set(node_addresses)
         self._options = options
         self._endpoints = endpoints
         self._verdicts = Verdicts(cluster.policy, policy.owners, options.tiers, policy.too_large)
 
-    def document(self, source: End, destination: End) -> Dict[str, Any]:
+    def document(self, source: End, destination: End) -> dict[str, Any]:
         """Return the explanation as plain JSON values. Raises ProxyError if an end does not exist."""
-        notes: List[str] = []
+        notes: list[str] = []
         targets = list(self._targets(destination, notes))
         sources = list(dict.fromkeys(self._addresses(source, notes)))
         sender = self._cluster.policy.pods.get(_key(source)) if source.name else None
@@ -110,7 +110,7 @@ class PolicyExplainer:
 
     # ---- ends
 
-    def _targets(self, end: End, notes: List[str]) -> Iterator[Resolved]:
+    def _targets(self, end: End, notes: list[str]) -> Iterator[Resolved]:
         if self._endpoints and (not end.name or _key(end) not in self._cluster.policy.pods):
             notes.append(f"{end} is a Service: policies judge its endpoints, at their own addresses and ports")
             yield from self._endpoints
@@ -119,7 +119,7 @@ class PolicyExplainer:
         for address in self._addresses(end, notes):
             yield Resolved(address, end.port, end.protocol)
 
-    def _held_by_node(self, end: End, notes: List[str]) -> Iterator[Resolved]:
+    def _held_by_node(self, end: End, notes: list[str]) -> Iterator[Resolved]:
         """Yield the addresses of a Service that this node has itself, as NodeLocal DNSCache adds them.
 
         What a program of the node answers there is not sent to an endpoint (network policy contract, section 3.2).
@@ -133,7 +133,7 @@ class PolicyExplainer:
                 )
                 yield Resolved(address, end.port, end.protocol, str(end))
 
-    def _addresses(self, end: End, notes: List[str]) -> Iterator[str]:
+    def _addresses(self, end: End, notes: list[str]) -> Iterator[str]:
         if not end.name:
             owner = self._policy.owners.owners.get(packed(end.address) or b"")
             if owner is None:
@@ -163,7 +163,7 @@ class PolicyExplainer:
 
     # ---- one connection
 
-    def _connection(self, source: str, target: Resolved, sender: Optional[Pod]) -> Dict[str, Any]:
+    def _connection(self, source: str, target: Resolved, sender: Optional[Pod]) -> dict[str, Any]:
         raw_source, raw_target = packed(source) or b"", packed(target.address) or b""
         forged = sender is not None and counts(sender) and self._policy.is_forged(sender, raw_source)
         from_node = source in self._own and not forged
@@ -186,7 +186,7 @@ class PolicyExplainer:
             "programmed": [line for pair in self._programmed(raw_source, raw_target, forged) for line in pair],
         }
 
-    def _side(self, direction: str, own: Address, flow: Flow, via: str, *, from_node: bool) -> Dict[str, Any]:
+    def _side(self, direction: str, own: Address, flow: Flow, via: str, *, from_node: bool) -> dict[str, Any]:
         pods = self._policy.owners.judged(own)
         pod = pods[0] if pods else None
         if pod is None:
@@ -215,7 +215,7 @@ class PolicyExplainer:
             "misses": list(verdict.misses),
         }
 
-    def _programmed(self, source: Address, target: Address, forged: bool) -> Iterator[List[str]]:
+    def _programmed(self, source: Address, target: Address, forged: bool) -> Iterator[list[str]]:
         """Yield the elements that the tables have for the two ends, in the syntax of the nft program.
 
         ``forged``: the source is not the sender's, so those that bind it to an interface or a port decide.

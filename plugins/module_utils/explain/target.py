@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, Optional, Sequence, Tuple, Union
+from typing import NamedTuple, Optional, Sequence, Union
 
 from ..base.addresses import address_and_port, canonical_address, port_number, without_brackets
 from ..base.errors import ConfigurationError
@@ -147,7 +147,7 @@ def parse_end(text: str, destination: bool) -> End:
     raise ConfigurationError(f"{text!r}: the destination needs :PORT[/PROTOCOL] or /icmp")
 
 
-def _end(text: str, name: Tuple[str, str], address: str, port: str, protocol: str) -> End:
+def _end(text: str, name: tuple[str, str], address: str, port: str, protocol: str) -> End:
     if port:
         check_port(text, port)
     return End(*name, address, int(port or 0), checked_protocol(text, protocol, _END_PROTOCOLS))

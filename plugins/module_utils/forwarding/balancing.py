@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import random
-from typing import Callable, Collection, Dict, Optional, Tuple
+from typing import Callable, Collection, Optional
 
 from ..rendering.userspace.model import Endpoint, Listener
 
@@ -23,7 +23,7 @@ class FailedEndpoints:
     def __init__(self, seconds: float, clock: Clock) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._until: Dict[Endpoint, float] = {}
+        self._until: dict[Endpoint, float] = {}
 
     def add(self, endpoint: Endpoint) -> None:
         """Record that a connection to the endpoint has failed."""
@@ -61,7 +61,7 @@ class Balancer:
         # Nodes that start together must not all start with the same endpoint.
         self._turn = random.randrange(1 << 16)
         self.opened: collections.OrderedDict[Endpoint, int] = collections.OrderedDict()
-        self._clients: collections.OrderedDict[str, Tuple[Endpoint, float]] = collections.OrderedDict()
+        self._clients: collections.OrderedDict[str, tuple[Endpoint, float]] = collections.OrderedDict()
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -97,13 +97,13 @@ class Balancer:
         while self._clients and next(iter(self._clients.values()))[1] <= late:
             self._clients.popitem(last=False)
 
-    def remembered(self, client: str, seconds: int) -> Optional[Tuple[Endpoint, float]]:
+    def remembered(self, client: str, seconds: int) -> Optional[tuple[Endpoint, float]]:
         """Return the endpoint of a client and for how long it remains that, or None; affinity lasts ``seconds``."""
         known = self._clients.get(client)
         left = known[1] + seconds - self._clock() if known is not None else 0.0
         return (known[0], left) if known is not None and left > 0 else None
 
-    def _next(self, endpoints: Tuple[Endpoint, ...], tried: Collection[Endpoint]) -> Optional[Endpoint]:
+    def _next(self, endpoints: tuple[Endpoint, ...], tried: Collection[Endpoint]) -> Optional[Endpoint]:
         count = len(endpoints)
         fallback: Optional[Endpoint] = None
         for _attempt in range(count):

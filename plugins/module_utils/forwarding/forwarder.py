@@ -16,7 +16,7 @@ import itertools
 import select
 import sys
 import time
-from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Optional, Set, Tuple, TypeVar, Union
+from typing import Any, Callable, Collection, Iterable, Iterator, Optional, TypeVar, Union
 
 from ..base.addresses import LOOPBACK, family_of
 from ..base.errors import KernelError
@@ -54,7 +54,7 @@ _REASONS = {
 }
 
 
-def _chunks(items: Iterable[Item]) -> Iterator[List[Item]]:
+def _chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
     rest = iter(items)
     return iter(lambda: list(itertools.islice(rest, _CHUNK)), [])
 
@@ -71,14 +71,14 @@ class Forwarder:
         self.totals = Totals()
         self._report = failed
         self._loop = Loop(self._failed)
-        self._listeners: Dict[ListenerKey, Listener] = {}
-        self._servers: Dict[ListenerKey, Server] = {}
-        self._by_number: Dict[int, Server] = {}
-        self._unbound: Dict[ListenerKey, str] = {}
+        self._listeners: dict[ListenerKey, Listener] = {}
+        self._servers: dict[ListenerKey, Server] = {}
+        self._by_number: dict[int, Server] = {}
+        self._unbound: dict[ListenerKey, str] = {}
         # At which of them the next retry begins.
         self._tried = 0
         self._owners: collections.Counter[str] = collections.Counter()
-        self._balancers: Dict[str, Balancer] = {}
+        self._balancers: dict[str, Balancer] = {}
         self._failures = FailedEndpoints(limits.avoid_seconds, self._loop.clock)
         self._pipes = Pipes(MOST_PIPES)
         self._connections: Shares[tcp.Connection] = Shares(clients, self._evict, tcp.Connection.may_yield)
@@ -112,15 +112,15 @@ class Forwarder:
 
     # ---- called by other threads
 
-    def table(self) -> Dict[ListenerKey, Listener]:
+    def table(self) -> dict[ListenerKey, Listener]:
         """Return all listeners, including those whose socket cannot be opened now (see :meth:`unbound`)."""
         return self._listeners.copy()
 
-    def unbound(self) -> Dict[ListenerKey, str]:
+    def unbound(self) -> dict[ListenerKey, str]:
         """Return the listeners whose socket cannot be opened, with the reason. Opening is retried periodically."""
         return self._unbound.copy()
 
-    def at_loopback(self, family: str) -> Tuple[int, int]:
+    def at_loopback(self, family: str) -> tuple[int, int]:
         """Return how many sockets listen at the loopback address of a family, and how often opening one failed."""
         sockets = [key for key in self._servers.copy() if key.address == LOOPBACK[family]]
         return len(sockets), self.totals.unopened[family]
@@ -148,31 +148,31 @@ class Forwarder:
         Those that still wait for it to accept them go to another endpoint. Raises KernelError if the loop does not
         answer.
         """
-        ended: List[tcp.Connection] = []
+        ended: list[tcp.Connection] = []
         self._loop.call(lambda: ended.extend(self._leave(owner, endpoint)))
         return len(ended)
 
-    def opened(self, key: ListenerKey, client: Endpoint) -> List[Opened]:
+    def opened(self, key: ListenerKey, client: Endpoint) -> list[Opened]:
         """Return what a client has open through a listener; port 0 is any. Raises KernelError as :meth:`apply` does."""
         return self._loop.call(lambda: list(opened_by(client, self._servers.get(key), self._connections)))
 
-    def used(self) -> List[Used]:
+    def used(self) -> list[Used]:
         """Return what ServicePorts have sent to their endpoints. Raises KernelError as :meth:`apply` does."""
         return self._loop.call(lambda: list(used_by_owner(self._balancers, self._connections, self._udp.sessions)))
 
-    def remembered(self, owner: str, client: str, seconds: int) -> Optional[Tuple[Endpoint, float]]:
+    def remembered(self, owner: str, client: str, seconds: int) -> Optional[tuple[Endpoint, float]]:
         """Return the endpoint of a client by affinity, which lasts ``seconds``, and how much of that is left.
 
         Raises KernelError as :meth:`apply` does.
         """
 
-        def look_up() -> Optional[Tuple[Endpoint, float]]:
+        def look_up() -> Optional[tuple[Endpoint, float]]:
             balancer = self._balancers.get(owner)
             return balancer.remembered(client, seconds) if balancer is not None else None
 
         return self._loop.call(look_up)
 
-    def status(self) -> Dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """Return the state as plain JSON values.
 
         ``unbound``: some of the listeners whose address cannot be listened on, ``unboundCount`` all of them.
@@ -198,10 +198,10 @@ class Forwarder:
             "unboundCount": len(unbound),
         }
 
-    def clients(self) -> List[Client]:
+    def clients(self) -> list[Client]:
         """Return the open connections and sessions. Raises KernelError if the loop does not answer."""
 
-        def found() -> List[Client]:
+        def found() -> list[Client]:
             served = (each for each in self._connections if self._servers.get(each.server.key) is each.server)
             return list(clients_of(served, self._udp.sessions))
 
@@ -236,7 +236,7 @@ class Forwarder:
         self._accepting.close()
         self._loop.close()
 
-    def _put(self, items: Collection[Tuple[ListenerKey, Listener]]) -> None:
+    def _put(self, items: Collection[tuple[ListenerKey, Listener]]) -> None:
         self._close([(key, listener) for key, listener in items if not listener.endpoints])
         for key, listener in items:
             before = self._listeners.get(key)
@@ -300,9 +300,9 @@ class Forwarder:
         self._accepting.register(server.fileno(), select.EPOLLIN)
         self._unbound.pop(key, None)
 
-    def _close(self, items: Collection[Tuple[ListenerKey, Listener]]) -> None:
+    def _close(self, items: Collection[tuple[ListenerKey, Listener]]) -> None:
         """Close the sockets of listeners; their connections continue."""
-        closing: List[Tuple[Server, Listener]] = []
+        closing: list[tuple[Server, Listener]] = []
         for key, listener in items:
             self._unbound.pop(key, None)
             server = self._servers.pop(key, None)
@@ -359,7 +359,7 @@ class Forwarder:
             else:
                 connection.give_up()
 
-    def _reset_at(self, addresses: Set[str]) -> None:
+    def _reset_at(self, addresses: set[str]) -> None:
         for connection in self._connections:
             if connection.server.key.address in addresses:
                 connection.abort()

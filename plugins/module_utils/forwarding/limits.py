@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple
+from typing import NamedTuple
 
 from ..base.addresses import FAMILIES
 
@@ -76,4 +76,4 @@ class Totals:
         self.unreachable = 0
         self.dropped = 0
         self.bytes = 0
-        self.unopened: Dict[str, int] = dict.fromkeys(FAMILIES, 0)
+        self.unopened: dict[str, int] = dict.fromkeys(FAMILIES, 0)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Protocol
+from typing import Protocol
 
 from ..base.addresses import family_of
 from ..rendering.userspace.model import Listener, ListenerKey, listener_line
@@ -15,7 +15,7 @@ from ..resources import Change, Kind, Resource
 class ListenersTable(Protocol):
     """A holder of listeners: a forwarder, or an object that starts one for the first of them."""
 
-    def table(self) -> Dict[ListenerKey, Listener]:
+    def table(self) -> dict[ListenerKey, Listener]:
         """Return all listeners."""
 
     def apply(self, change: Change[ListenerKey, Listener]) -> None:
@@ -31,7 +31,7 @@ class ListenersResource(Resource[ListenerKey, Listener]):
         self.family = family
         self._listeners = listeners
 
-    def observe(self) -> Dict[ListenerKey, Listener]:
+    def observe(self) -> dict[ListenerKey, Listener]:
         """Return all listeners, including those whose socket cannot be opened now."""
         return {key: item for key, item in self._listeners.table().items() if family_of(key.address) == self.family}
 
@@ -39,6 +39,6 @@ class ListenersResource(Resource[ListenerKey, Listener]):
         """Add, change and remove listeners. Raises KernelError if the forwarding thread does not answer."""
         self._listeners.apply(change)
 
-    def describe(self, key: ListenerKey, value: Listener) -> List[str]:
+    def describe(self, key: ListenerKey, value: Listener) -> list[str]:
         """Return a one-line description."""
         return [listener_line(key, value)]

@@ -13,7 +13,7 @@ import contextlib
 import errno
 import socket
 import struct
-from typing import Any, Callable, Sequence, Tuple
+from typing import Any, Callable, Sequence
 
 from ..base.closing import closed_on_error
 from ..base.socket_filter import ALL_BYTES, JUMP_BITS, LOAD_BYTE, RETURN, attach
@@ -98,7 +98,7 @@ def hops_of_connection(sock: socket.socket) -> int:
     return header[8] if header[0] >> 4 == 4 else header[7]
 
 
-def hops_of_datagram(ancillary: Sequence[Tuple[int, int, Any]]) -> int:
+def hops_of_datagram(ancillary: Sequence[tuple[int, int, Any]]) -> int:
     """Return the hop limit with which a datagram arrived, from the ancillary data of recvmsg(2)."""
     for level, kind, data in ancillary:
         if (level, kind) in ((socket.IPPROTO_IP, socket.IP_TTL), (socket.IPPROTO_IPV6, _IPV6_HOPLIMIT)):

@@ -15,7 +15,7 @@ import errno
 import fcntl
 import os
 import socket
-from typing import Callable, List, Optional
+from typing import Callable, Optional
 
 _MOVE, _NONBLOCK = 1, 2
 _FLAGS = _MOVE | _NONBLOCK
@@ -96,7 +96,7 @@ class Pipes:
         self._most = most
         self._keep = spare
         self._made = 0
-        self._spare: List[Pipe] = []
+        self._spare: list[Pipe] = []
 
     def borrow(self) -> Optional[Pipe]:
         """Return an empty pipe, or None if the pool or the system has no more."""

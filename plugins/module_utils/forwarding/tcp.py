@@ -13,7 +13,7 @@ import errno
 import os
 import select
 import socket
-from typing import Callable, Collection, Dict, List, NamedTuple, Optional
+from typing import Callable, Collection, NamedTuple, Optional
 
 from ..base.addresses import is_admitted
 from ..base.closing import closed_on_error
@@ -54,7 +54,7 @@ class Shared(NamedTuple):
     failed: FailedEndpoints
     context: RelayContext
     connections: Shares[Connection]
-    connecting: Dict[Connection, None]
+    connecting: dict[Connection, None]
     is_listener: Callable[[Endpoint], bool]
 
 
@@ -86,7 +86,7 @@ class Connection:
         self.endpoint_end: Optional[RelaySocket] = None
         self.relays: Collection[Relay] = ()
         self.active = server.shared.loop.now
-        self._tried: List[Endpoint] = []
+        self._tried: list[Endpoint] = []
         self._queued = False
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import select
 import socket
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple, Optional
 
 from ..base.addresses import is_admitted
 from ..base.closing import closed_on_error
@@ -64,7 +64,7 @@ class Session:
 
     __slots__ = ("active", "address", "answered", "endpoint", "server", "sock")
 
-    def __init__(self, server: UdpServer, address: Tuple[str, int], endpoint: Endpoint, hops: int) -> None:
+    def __init__(self, server: UdpServer, address: tuple[str, int], endpoint: Endpoint, hops: int) -> None:
         self.server = server
         self.address = address
         self.endpoint = endpoint
@@ -148,7 +148,7 @@ class UdpServer:
         self.listener = listener
         self.shared = shared
         self.balancer = balancer
-        self.sessions: Dict[Tuple[str, int], Session] = {}
+        self.sessions: dict[tuple[str, int], Session] = {}
         self._socket = bound_socket(key.address, key.port, socket.SOCK_DGRAM, self._prepare)
 
     @staticmethod
@@ -182,11 +182,11 @@ class UdpServer:
             self._forward(shared.buffer[:size], address, hops)
         return True
 
-    def _forward(self, datagram: memoryview, address: Tuple[str, int], hops: int) -> None:
+    def _forward(self, datagram: memoryview, address: tuple[str, int], hops: int) -> None:
         session = self.sessions.get(address)
         if session is not None and session.send(datagram):
             return
-        tried: List[Endpoint] = []
+        tried: list[Endpoint] = []
         if session is not None:
             tried.append(session.endpoint)
             session.fail()
@@ -205,7 +205,7 @@ class UdpServer:
             session.fail()
         self.shared.totals.dropped += 1
 
-    def _open(self, address: Tuple[str, int], endpoint: Endpoint, hops: int) -> Optional[Session]:
+    def _open(self, address: tuple[str, int], endpoint: Endpoint, hops: int) -> Optional[Session]:
         shared = self.shared
         if not shared.sessions.make_room(address[0], shared.limits().sessions):
             return None
@@ -222,14 +222,14 @@ class UdpServer:
         shared.sessions.add(address[0], session)
         return session
 
-    def answer(self, datagram: memoryview, address: Tuple[str, int]) -> None:
+    def answer(self, datagram: memoryview, address: tuple[str, int]) -> None:
         """Send an answer of an endpoint to the client."""
         try:
             self._socket.sendto(datagram, address)
         except OSError:
             self.shared.totals.dropped += 1
 
-    def keep_only(self, endpoints: Tuple[Endpoint, ...]) -> None:
+    def keep_only(self, endpoints: tuple[Endpoint, ...]) -> None:
         """Close the sessions whose endpoint the ServicePort no longer has."""
         for session in list(self.sessions.values()):
             if session.endpoint not in endpoints:

@@ -17,20 +17,7 @@ import ctypes
 import re
 import secrets
 from concurrent.futures import ThreadPoolExecutor
-from typing import (
-    Collection,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Pattern,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import Collection, Iterable, Iterator, Mapping, NamedTuple, Optional, Pattern, Sequence
 
 from ..base.addresses import IPV6, unpacked
 from ..base.errors import KernelError
@@ -68,7 +55,7 @@ def _set_like(own: SetDefinition, family: str) -> SetDefinition:
     return SetDefinition(own.type if plain else "hash:ip", own.family or family)
 
 
-def _copies_of(names: Collection[str], family: str) -> Dict[str, SetDefinition]:
+def _copies_of(names: Collection[str], family: str) -> dict[str, SetDefinition]:
     """Return what to create in place of those of the named ipsets that exist. Raises KernelError."""
     if not set(set_names()).intersection(names):
         return {}
@@ -105,7 +92,7 @@ def printed_elsewhere(variant: XtablesVariant, text: str, sets: Collection[str],
         return elsewhere.submit(_printed_there, variant, text, copies, wait).result()
 
 
-Rules = Tuple[str, ...]
+Rules = tuple[str, ...]
 
 # These options refer to objects that the empty namespace does not have.
 _UNTRIED = re.compile(r"--nfacct-name |--object-pinned ")
@@ -125,14 +112,14 @@ class _Declared(NamedTuple):
     rule: str
 
 
-def _rules_of(chain: ListedChain) -> List[_Declared]:
+def _rules_of(chain: ListedChain) -> list[_Declared]:
     where = f"chain {chain.table} {chain.name}"
     return [
         _Declared(f"{where}: rules[{number}]", chain.table, chain.name, rule) for number, rule in enumerate(chain.rules)
     ]
 
 
-def _jumps_of(chain: ListedChain) -> List[_Declared]:
+def _jumps_of(chain: ListedChain) -> list[_Declared]:
     where = f"chain {chain.table} {chain.name}"
     return [
         _Declared(f"{where}: jumps[{number}]", chain.table, jump.origin, jump_text(chain, jump))
@@ -150,10 +137,10 @@ def _names_in(rule: str) -> Iterator[str]:
         yield word.partition("=")[2] if word.startswith("--") else word[2:]
 
 
-def _external_chains(declared: Iterable[_Declared], chains: Sequence[ListedChain], saved: SavedTables) -> Set[ChainKey]:
+def _external_chains(declared: Iterable[_Declared], chains: Sequence[ListedChain], saved: SavedTables) -> set[ChainKey]:
     """Return the external chains that may be meant by the rules and jumps; the empty namespace needs them."""
     listed = {ChainKey(chain.table, chain.name) for chain in chains}
-    named: Set[ChainKey] = set()
+    named: set[ChainKey] = set()
     for item in declared:
         named.add(ChainKey(item.table, item.holder))
         named.update(ChainKey(item.table, name) for name in _names_in(item.rule))
@@ -171,7 +158,7 @@ def _marker(family: str) -> str:
     return f"-s {unpacked(raw)}/{len(raw) * 8}"
 
 
-def _assigned(items: Sequence[_Declared], rules: Sequence[str], marker: str) -> Iterator[Tuple[_Declared, Rules]]:
+def _assigned(items: Sequence[_Declared], rules: Sequence[str], marker: str) -> Iterator[tuple[_Declared, Rules]]:
     """Yield each declared rule of one chain with the printed rules up to its marker. Raises KernelError."""
     position = 0
     for item in items:
@@ -184,7 +171,7 @@ def _assigned(items: Sequence[_Declared], rules: Sequence[str], marker: str) -> 
         raise KernelError(f"{items[-1].where}: iptables-save prints another rule behind it: {rules[position]}")
 
 
-def _sets_in(declared: Iterable[_Declared]) -> Set[str]:
+def _sets_in(declared: Iterable[_Declared]) -> set[str]:
     """Return every word of the rules that can be the name of an ipset; nothing if no rule refers to any."""
     rules = [item.rule for item in declared if "set" in item.rule.lower()]
     return {word for rule in rules for name in _names_in(rule) for word in (name, name.partition("=")[2])}
@@ -196,15 +183,15 @@ def _printed(
     declared: Sequence[_Declared],
     saved: SavedTables,
     wait: float,
-) -> Dict[_Declared, Rules]:
+) -> dict[_Declared, Rules]:
     """Return the printed rules of each declared one; nothing without the right to create a namespace.
 
     A marker follows each declared rule, because only iptables knows how many rules it makes of ``-s A,B``. Raises
     KernelError.
     """
     marker = _marker(variant.family)
-    lines: Dict[str, List[str]] = {}
-    held: Dict[ChainKey, List[_Declared]] = {}
+    lines: dict[str, list[str]] = {}
+    held: dict[ChainKey, list[_Declared]] = {}
     for table, name in sorted(_external_chains(declared, chains, saved)):
         lines.setdefault(table, []).append(f":{name} - [0:0]")
     for chain in chains:
@@ -242,7 +229,7 @@ def _derived(rule: str, family: str) -> Rules:
 
 def canonical_chains(
     variant: XtablesVariant, chains: Sequence[ListedChain], saved: SavedTables, wait: float = DEFAULT_WAIT
-) -> List[ListedChain]:
+) -> list[ListedChain]:
     """Return the chains with every rule and jump as iptables-save prints it; one declared may become several.
 
     ``saved``: the node's current tables, for external chains that are referred to. ``wait``: seconds to wait for the

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 from ..base.errors import KernelError, ProxyError
 from ..kernel.xtables.restore import restore
@@ -47,7 +47,7 @@ def apply_changes(changes: Sequence[ChainChange], seconds: int, directory: str =
         return ""
     refuse_unconfirmed(changes, seconds, directory)
     name = arm([item.undo(item.change) for item in changes], seconds, directory) if seconds else ""
-    tried: List[ChainChange] = []
+    tried: list[ChainChange] = []
     try:
         for item in changes:
             tried.append(item)
@@ -61,8 +61,8 @@ def apply_changes(changes: Sequence[ChainChange], seconds: int, directory: str =
 
 def _rolled_back(tried: Sequence[ChainChange], seconds: int, directory: str) -> str:
     """Roll back the applied parts of a failed change; return an addition to its error."""
-    undos: List[Undo] = []
-    done: List[str] = []
+    undos: list[Undo] = []
+    done: list[str] = []
     wait = max(item.resource.wait for item in tried)
     try:
         undos = [item.undo(item.resource.made(item.change)) for item in tried]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple, Union
+from typing import Iterable, Mapping, NamedTuple, Sequence, Union
 
 from ..base.errors import KernelError
 from ..kernel.xtables.chains import SavedTables, parse_save, refuse_unreadable
@@ -26,10 +26,10 @@ class Occurrence(NamedTuple):
 
 
 Key = Union[ChainKey, JumpKey]
-Value = Union[Tuple[str, ...], Occurrence]
-Table = Dict[Key, Value]
+Value = Union[tuple[str, ...], Occurrence]
+Table = dict[Key, Value]
 #: The jumps of a chain that are declared for one position, in order; by table, chain and position.
-_Groups = Mapping[Tuple[str, str, str], List[JumpKey]]
+_Groups = Mapping[tuple[str, str, str], list[JumpKey]]
 
 
 class ListedChainsResource(Resource[Key, Value]):
@@ -53,9 +53,9 @@ class ListedChainsResource(Resource[Key, Value]):
         self.chains = [in_restorable_text(chain) for chain in chains]
         self.wait = wait
         self._removal = removal
-        self._positions: Dict[JumpKey, str] = {}
+        self._positions: dict[JumpKey, str] = {}
         #: The rule numbers that ``stage`` has found.
-        self._observed: Dict[JumpKey, List[int]] = {}
+        self._observed: dict[JumpKey, list[int]] = {}
 
     def _saved(self) -> SavedTables:
         """Return the node's tables. Raises KernelError if one of the listed chains' tables cannot be shown."""
@@ -68,7 +68,7 @@ class ListedChainsResource(Resource[Key, Value]):
         saved = self._saved()
         return self._owned(saved, self._numbers(saved))
 
-    def stage(self) -> Tuple[Table, Table]:
+    def stage(self) -> tuple[Table, Table]:
         """Return observed and desired table in comparable texts. Raises KernelError if iptables refuses a rule."""
         saved = self._saved()
         desired: Table = {}
@@ -94,9 +94,9 @@ class ListedChainsResource(Resource[Key, Value]):
             if table == chain.table and ((table, name) in saved.builtin or name in named) and name != chain.name
         ]
 
-    def _numbers(self, saved: SavedTables) -> Dict[JumpKey, List[int]]:
+    def _numbers(self, saved: SavedTables) -> dict[JumpKey, list[int]]:
         """Return the rule numbers of each owned jump in its chain."""
-        numbers: Dict[JumpKey, List[int]] = {}
+        numbers: dict[JumpKey, list[int]] = {}
         for chain in self.chains:
             if chain.jumps is None and not self._removal:
                 continue
@@ -119,12 +119,12 @@ class ListedChainsResource(Resource[Key, Value]):
         return table
 
     def _groups(self) -> _Groups:
-        groups: Dict[Tuple[str, str, str], List[JumpKey]] = {}
+        groups: dict[tuple[str, str, str], list[JumpKey]] = {}
         for key, position in self._positions.items():
             groups.setdefault((key.table, key.chain, position), []).append(key)
         return groups
 
-    def _misplaced(self, saved: SavedTables, jumps: Mapping[JumpKey, Sequence[int]]) -> List[JumpKey]:
+    def _misplaced(self, saved: SavedTables, jumps: Mapping[JumpKey, Sequence[int]]) -> list[JumpKey]:
         """Return the jumps of those groups that are not at the head or end of their chain, in the declared order."""
         found = []
         for (table, chain, position), keys in self._groups().items():
@@ -182,7 +182,7 @@ class ListedChainsResource(Resource[Key, Value]):
         _remove(lines, change.removed)
         return section(lines)
 
-    def _insertions(self, change: Change[Key, Value]) -> Iterable[Tuple[str, str]]:
+    def _insertions(self, change: Change[Key, Value]) -> Iterable[tuple[str, str]]:
         """Yield table and command of each jump that is to be added; those for the head last, from the last one on."""
         moved = [key for key, (old, _new) in change.replaced.items() if isinstance(old, Occurrence) and not old.placed]
         added = {key for key in (*change.added, *moved) if isinstance(key, JumpKey)}
@@ -200,7 +200,7 @@ class ListedChainsResource(Resource[Key, Value]):
         """
         back = Change(change.removed, {key: (new, old) for key, (old, new) in change.replaced.items()}, change.added)
         lines = _declared(back)
-        returning: List[Tuple[int, JumpKey]] = []
+        returning: list[tuple[int, JumpKey]] = []
         for key in [*change.added, *change.replaced, *change.removed]:
             if isinstance(key, JumpKey):
                 if key not in change.removed:
@@ -212,7 +212,7 @@ class ListedChainsResource(Resource[Key, Value]):
         _remove(lines, back.removed)
         return section(lines)
 
-    def describe(self, key: Key, value: Value) -> List[str]:
+    def describe(self, key: Key, value: Value) -> list[str]:
         """Return the lines as iptables-save prints them; a comment marks jumps that are not in their position."""
         if isinstance(key, JumpKey) and isinstance(value, Occurrence):
             mark = "" if value.placed else f"  # not {self._positions.get(key, ANY)}"
@@ -222,22 +222,22 @@ class ListedChainsResource(Resource[Key, Value]):
         return []
 
 
-def _declared(change: Change[Key, Value]) -> Dict[str, List[str]]:
+def _declared(change: Change[Key, Value]) -> dict[str, list[str]]:
     """Return, by table, the lines that create or empty the chains of a change."""
-    lines: Dict[str, List[str]] = {}
+    lines: dict[str, list[str]] = {}
     for key in [*change.added, *change.replaced, *change.removed]:
         if isinstance(key, ChainKey):
             lines.setdefault(key.table, []).append(f":{key.chain} - [0:0]")
     return lines
 
 
-def _fill(lines: Dict[str, List[str]], filled: Mapping[Key, Value]) -> None:
+def _fill(lines: dict[str, list[str]], filled: Mapping[Key, Value]) -> None:
     for key, value in filled.items():
         if isinstance(key, ChainKey) and not isinstance(value, Occurrence):
             lines[key.table] += [f"-A {key.chain} {rule}" for rule in value]
 
 
-def _remove(lines: Dict[str, List[str]], removed: Iterable[Key]) -> None:
+def _remove(lines: dict[str, list[str]], removed: Iterable[Key]) -> None:
     for key in removed:
         if isinstance(key, ChainKey):
             lines[key.table].append(f"-X {key.chain}")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from ..base.addresses import FAMILIES, IPV6, canonical_address, family_of
 from ..base.errors import ConfigurationError
@@ -46,7 +46,7 @@ class Selection(NamedTuple):
         return all(wanted is None or wanted == found for wanted, found in pairs)
 
 
-def records(connection: IpvsSocket, selection: Selection) -> List[Dict[str, Any]]:
+def records(connection: IpvsSocket, selection: Selection) -> list[dict[str, Any]]:
     """Return the selected virtual servers with their real servers, in a stable order. Raises KernelError.
 
     ``selection``: canonical.
@@ -56,7 +56,7 @@ def records(connection: IpvsSocket, selection: Selection) -> List[Dict[str, Any]
         servers = connection.virtual_servers(family, marks=True)
         chosen = sorted(key for key in servers if selection.includes(key))
         table = connection.real_servers_of(chosen)
-        of_server: Dict[VirtualServerKey, List[Dict[str, Any]]] = {key: [] for key in chosen}
+        of_server: dict[VirtualServerKey, list[dict[str, Any]]] = {key: [] for key in chosen}
         for key, value in sorted(table.servers.items()):
             of_server[key.server].append(
                 {
@@ -71,7 +71,7 @@ def records(connection: IpvsSocket, selection: Selection) -> List[Dict[str, Any]
     return found
 
 
-def _record(key: VirtualServerKey, value: VirtualServer) -> Dict[str, Any]:
+def _record(key: VirtualServerKey, value: VirtualServer) -> dict[str, Any]:
     marked = key.protocol == FIREWALL_MARK
     return {
         "address": "" if marked else key.address,

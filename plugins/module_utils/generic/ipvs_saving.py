@@ -9,7 +9,7 @@ the other, each with what the kernel has after its own change, so that no file l
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, Sequence
+from typing import Iterable, Mapping, Sequence
 
 from ..base.addresses import FAMILIES
 from ..convergence.runtime.lock import task_lock
@@ -30,8 +30,8 @@ def saved_text(planned: Iterable[PlannedChange], timeouts: Mapping[str, int]) ->
 
     ``planned`` covers both families. ``timeouts``: all three of the kernel, which the text sets first.
     """
-    servers: Dict[VirtualServerKey, VirtualServer] = {}
-    real_servers: Dict[RealServerKey, RealServer] = {}
+    servers: dict[VirtualServerKey, VirtualServer] = {}
+    real_servers: dict[RealServerKey, RealServer] = {}
     for item in planned:
         after = {**item.observed, **item.change.new_values()}
         for key in item.change.removed:
@@ -51,7 +51,7 @@ def _save_stage(path: str, text: str) -> Stage:
 
 def predict(
     connection: IpvsSocket, declared: Sequence[Stage], path: str, timeouts: Mapping[str, int]
-) -> List[PlannedChange]:
+) -> list[PlannedChange]:
     """Return the changes of :func:`change`, without making them. Raises KernelError."""
     planned = plan(declared)
     if path:
@@ -59,7 +59,7 @@ def predict(
     return planned
 
 
-def change(connection: IpvsSocket, declared: Sequence[Stage], path: str) -> List[PlannedChange]:
+def change(connection: IpvsSocket, declared: Sequence[Stage], path: str) -> list[PlannedChange]:
     """Make the tables as declared, write what the kernel has then to ``path``, and return both changes.
 
     ``path``: empty not to save. ``declared`` covers both families if it is given. Raises KernelError, also if another

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Collection, Iterable, Mapping, NamedTuple, Optional
 
 from ..base.addresses import IPV4, IPV6, UNSPECIFIED, address_bits, canonical_address, family_of
 from ..base.errors import ConfigurationError, KernelError, errors_as
@@ -72,8 +72,8 @@ class ListedServer(NamedTuple):
     persistence: Optional[int] = None
     persistence_prefix: Optional[int] = None
     one_packet: Optional[bool] = None
-    flags: Optional[Tuple[str, ...]] = None
-    real_servers: Optional[Tuple[ListedReal, ...]] = None
+    flags: Optional[tuple[str, ...]] = None
+    real_servers: Optional[tuple[ListedReal, ...]] = None
     exclusive: bool = True
     firewall_mark: Optional[int] = None
     family: Optional[str] = None
@@ -94,12 +94,12 @@ class ListedTables:
     them. ``absent``: real servers that are to be removed.
     """
 
-    servers: Dict[VirtualServerKey, VirtualServer] = dataclasses.field(default_factory=dict)
-    real_servers: Dict[RealServerKey, RealServer] = dataclasses.field(default_factory=dict)
-    managed: Set[VirtualServerKey] = dataclasses.field(default_factory=set)
-    lenient: Set[VirtualServerKey] = dataclasses.field(default_factory=set)
-    existing: Set[VirtualServerKey] = dataclasses.field(default_factory=set)
-    absent: Set[RealServerKey] = dataclasses.field(default_factory=set)
+    servers: dict[VirtualServerKey, VirtualServer] = dataclasses.field(default_factory=dict)
+    real_servers: dict[RealServerKey, RealServer] = dataclasses.field(default_factory=dict)
+    managed: set[VirtualServerKey] = dataclasses.field(default_factory=set)
+    lenient: set[VirtualServerKey] = dataclasses.field(default_factory=set)
+    existing: set[VirtualServerKey] = dataclasses.field(default_factory=set)
+    absent: set[RealServerKey] = dataclasses.field(default_factory=set)
 
 
 def _address(where: str, text: str) -> str:
@@ -202,7 +202,7 @@ def listed_tables(listed: Iterable[ListedServer]) -> ListedTables:
     return tables
 
 
-def listed_timeouts(timeouts: Mapping[str, Optional[int]]) -> Dict[str, int]:
+def listed_timeouts(timeouts: Mapping[str, Optional[int]]) -> dict[str, int]:
     """Return the timeouts that are given, in seconds by name. Raises ConfigurationError."""
     return {
         name: _number(f"timeouts.{name}", value, 1, _LONGEST_TIMEOUT_SECONDS)
@@ -211,14 +211,14 @@ def listed_timeouts(timeouts: Mapping[str, Optional[int]]) -> Dict[str, int]:
     }
 
 
-def purged_addresses(addresses: Iterable[str]) -> FrozenSet[str]:
+def purged_addresses(addresses: Iterable[str]) -> frozenset[str]:
     """Return canonical addresses. Raises ConfigurationError for the first invalid one."""
     return frozenset(_address(f"purge[{number}]", text) for number, text in enumerate(addresses))
 
 
 def desired_servers(
     observed: Mapping[VirtualServerKey, VirtualServer], tables: ListedTables, purge: Collection[str], present: bool
-) -> Dict[VirtualServerKey, VirtualServer]:
+) -> dict[VirtualServerKey, VirtualServer]:
     """Return all virtual servers as desired: those listed, and others unchanged unless their address is purged.
 
     Those of firewall marks have no address, so no purge removes them.
@@ -237,7 +237,7 @@ def desired_servers(
 
 def desired_real_servers(
     observed: Mapping[RealServerKey, RealServer], tables: ListedTables, purge: Collection[str], present: bool
-) -> Dict[RealServerKey, RealServer]:
+) -> dict[RealServerKey, RealServer]:
     """Return all real servers as desired: those listed, and others unchanged unless their virtual server is managed."""
     kept = {}
     for key, value in observed.items():
@@ -280,7 +280,7 @@ def stages(
     present: bool,
     timeouts: Mapping[str, int],
     families: Collection[str] = (),
-) -> List[Stage]:
+) -> list[Stage]:
     """Return the stages to plan and apply, by family; a family without declared or purged entries is skipped.
 
     ``families``: those to include in any case.

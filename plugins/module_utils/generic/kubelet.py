@@ -14,7 +14,7 @@ import contextlib
 import json
 import os
 import time
-from typing import Callable, List, NamedTuple, Optional, Sequence
+from typing import Callable, NamedTuple, Optional, Sequence
 from urllib.parse import urlsplit
 
 from ..base.addresses import canonical_address, split_port
@@ -69,7 +69,7 @@ def parse_place(text: str, default_port: int) -> Place:
 
 def verify_servers(
     access: Access, address: Place, servers: Sequence[Place], seconds: float, *, served: bool
-) -> List[str]:
+) -> list[str]:
     """Verify that each server, and the address itself, presents a certificate that is valid for the address.
 
     ``access``: of the kubeconfig, with the authority and perhaps ``tls-server-name``. ``served``: whether the address
@@ -79,7 +79,7 @@ def verify_servers(
     deadline = time.monotonic() + seconds
     name = access.server_name or address.address
     bare = access._replace(credentials=Credentials())
-    failures: List[str] = []
+    failures: list[str] = []
     certificates = []
     for server in servers:
         try:
@@ -220,7 +220,7 @@ def _answering(access: Access, before: str, servers: Sequence[Place], seconds: f
     bare = access._replace(credentials=Credentials())
     found = urlsplit(before)
     previous = Place(found.hostname or "", found.port or 443)
-    failures: List[str] = []
+    failures: list[str] = []
     for place, url in ((previous, before), *((server, f"https://{server}") for server in servers)):
         try:
             left = min(_ATTEMPT_SECONDS, max(deadline - time.monotonic(), 0.5))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from ..base.errors import ConfigurationError
 from ..rendering.iptables.canonical import target_of
@@ -15,7 +15,7 @@ from ..rendering.iptables.restore_input import one_line, transaction
 from ..rendering.iptables.rule_parsing import parse_rule
 
 TABLES = ("raw", "mangle", "nat", "filter", "security")
-_BUILTIN: Mapping[str, Tuple[str, ...]] = {
+_BUILTIN: Mapping[str, tuple[str, ...]] = {
     "raw": ("PREROUTING", "OUTPUT"),
     "mangle": ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"),
     "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),
@@ -58,14 +58,14 @@ class ListedChain(NamedTuple):
 
     table: str
     name: str
-    rules: Tuple[str, ...] = ()
-    jumps: Optional[Tuple[Jump, ...]] = None
+    rules: tuple[str, ...] = ()
+    jumps: Optional[tuple[Jump, ...]] = None
 
 
 def validate(chains: Sequence[ListedChain]) -> None:
     """Raise ConfigurationError for the first invalid table, chain, rule or jump."""
     listed = {(chain.table, chain.name) for chain in chains}
-    seen: Set[Tuple[str, str]] = set()
+    seen: set[tuple[str, str]] = set()
     for chain in chains:
         where = f"chain {chain.table} {chain.name}"
         if chain.table not in _BUILTIN:
@@ -119,7 +119,7 @@ def _host_names(rule: str) -> Iterator[str]:
                 yield host
 
 
-def _words(where: str, rule: str) -> List[str]:
+def _words(where: str, rule: str) -> list[str]:
     try:
         return shlex.split(rule)
     except ValueError as error:
@@ -141,7 +141,7 @@ def jump_text(chain: ListedChain, jump: Jump) -> str:
     return f"{jump.condition.strip()} -j {chain.name}".strip()
 
 
-def section(lines: Mapping[str, List[str]]) -> str:
+def section(lines: Mapping[str, list[str]]) -> str:
     """Return lines by table as input of iptables-restore, one transaction per table."""
     ordered = [table for table in TABLES if lines.get(table)]
     return "".join(transaction(table, (), map(one_line, lines[table])) for table in ordered)

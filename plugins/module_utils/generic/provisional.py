@@ -17,7 +17,7 @@ import secrets
 import shlex
 import shutil
 import subprocess
-from typing import Collection, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Collection, NamedTuple, Optional, Sequence
 
 from ..base.errors import HistoryError, os_errors
 from ..kernel.xtables.variant import XtablesVariant
@@ -39,7 +39,7 @@ class Undo(NamedTuple):
     text: str
 
 
-def _changes(directory: str) -> List[str]:
+def _changes(directory: str) -> list[str]:
     with os_errors(HistoryError, f"{directory}: cannot be read"):
         try:
             return sorted(os.listdir(directory))
@@ -47,9 +47,9 @@ def _changes(directory: str) -> List[str]:
             return []
 
 
-def _tables_of(place: str) -> Set[Tuple[str, str]]:
+def _tables_of(place: str) -> set[tuple[str, str]]:
     """Return family and table of everything that the revert of a change replaces."""
-    tables: Set[Tuple[str, str]] = set()
+    tables: set[tuple[str, str]] = set()
     for name in _changes(place):
         if name.startswith(_UNDO):
             with open(os.path.join(place, name), encoding="utf-8") as stream:
@@ -91,7 +91,7 @@ def _unfinished(place: str) -> str:
     return "is being rolled back: try again when that has ended" if _is_reverting(place) else ""
 
 
-def refuse_while_pending(tables: Optional[Collection[Tuple[str, str]]], directory: str = DIRECTORY) -> None:
+def refuse_while_pending(tables: Optional[Collection[tuple[str, str]]], directory: str = DIRECTORY) -> None:
     """Raise HistoryError if a change waits, or is being reverted, in one of the tables (family and name); None: in any.
 
     To revert it replaces whole chains, and relies on rule numbers and on chains that no other rule leads to. A later
@@ -106,7 +106,7 @@ def refuse_while_pending(tables: Optional[Collection[Tuple[str, str]]], director
             raise HistoryError(f"change {name} {unfinished}")
 
 
-def _script(place: str, undos: Sequence[Tuple[str, Undo]]) -> str:
+def _script(place: str, undos: Sequence[tuple[str, Undo]]) -> str:
     """Return the script that reverts a change; it writes errors of iptables-restore to the file ``errors``."""
     lines = ["#!/bin/sh", f"cd {shlex.quote(place)} || exit 0", f"mv {PENDING} {_REVERTING} 2>/dev/null || exit 0"]
     lines += [f"echo $$ >{_PROCESS}", f"end={REVERTED}", ": >errors"]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from ..base.errors import ConfigurationError, ProxyError
 from ..base.mode_names import NONE
@@ -37,15 +37,15 @@ class SysctlPlan(NamedTuple):
     also if it fails; in check mode those that it would change.
     """
 
-    planned: List[PlannedChange]
-    running: Dict[str, str] = {}
-    explanations: Sequence[Dict[str, str]] = ()
-    unchanged_here: Dict[str, str] = {}
+    planned: list[PlannedChange]
+    running: dict[str, str] = {}
+    explanations: Sequence[dict[str, str]] = ()
+    unchanged_here: dict[str, str] = {}
     warnings: Sequence[str] = ()
     keys_set: Sequence[str] = ()
 
 
-def _conntrack(options: Mapping[str, Any], cores: int) -> Tuple[sysctl_profile.ConntrackProfile, str]:
+def _conntrack(options: Mapping[str, Any], cores: int) -> tuple[sysctl_profile.ConntrackProfile, str]:
     for name, value in options.items():
         if value < 0:
             raise ConfigurationError(f"profile.conntrack.{name}: {value} is negative")
@@ -63,7 +63,7 @@ def _reason(maximum: Optional[int], per_core: int, least: int, cores: int) -> st
     )
 
 
-def profile_of(options: Mapping[str, Any], cores: int) -> Dict[str, sysctl_profile.Setting]:
+def profile_of(options: Mapping[str, Any], cores: int) -> dict[str, sysctl_profile.Setting]:
     """Return the profile of a configuration, overridden by the other options of ``profile``."""
     version = facts.kernel_version(facts.kernel_release())
     mode = options["mode"] or ""
@@ -90,9 +90,9 @@ def profile_of(options: Mapping[str, Any], cores: int) -> Dict[str, sysctl_profi
     )
 
 
-def _explicit(values: Mapping[str, Any]) -> Dict[str, Optional[str]]:
+def _explicit(values: Mapping[str, Any]) -> dict[str, Optional[str]]:
     """Return the option ``values`` with canonical keys; None means not to change the parameter."""
-    chosen: Dict[str, Optional[str]] = {}
+    chosen: dict[str, Optional[str]] = {}
     for key, value in values.items():
         name = sysctls.canonical_key(str(key))
         if isinstance(value, (dict, list)):
@@ -103,7 +103,7 @@ def _explicit(values: Mapping[str, Any]) -> Dict[str, Optional[str]]:
     return chosen
 
 
-def _missing_in_check_mode(change_added: Mapping[str, str]) -> List[str]:
+def _missing_in_check_mode(change_added: Mapping[str, str]) -> list[str]:
     """Return a warning for each missing key whose kernel module can be loaded; raise ProxyError for other keys."""
     release = facts.kernel_release()
     warnings = []
@@ -143,7 +143,7 @@ def plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, pa
     for key, (old, new) in change.replaced.items() if check_mode else ():
         if key not in blocked and sysctls.is_misread(key, new, old):
             raise sysctls.refused_value(key, old, new)
-    unchanged_here: Dict[str, str] = {}
+    unchanged_here: dict[str, str] = {}
     for key, reason in blocked.items():
         old, new = change.replaced[key]
         message = f"sysctl {key}: {sysctls.stated_difference(old, new)}: {reason}"
@@ -181,10 +181,10 @@ def plan_absent(path: str) -> SysctlPlan:
     return SysctlPlan([PlannedChange(files, difference(files.observe(), {}))])
 
 
-def carry_out(chosen: SysctlPlan) -> Dict[str, str]:
+def carry_out(chosen: SysctlPlan) -> dict[str, str]:
     """Make the planned changes and return the running values after them, as the kernel has them. Raises KernelError."""
     apply_plan(chosen.planned)
-    running: Dict[str, str] = {}
+    running: dict[str, str] = {}
     for item in chosen.planned:
         if isinstance(item.resource, sysctls.SysctlsResource):
             running.update(item.resource.observe())

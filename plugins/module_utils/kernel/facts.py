@@ -13,7 +13,7 @@ import os
 import platform
 import re
 import socket
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 from ..base.addresses import FAMILIES, IPV4, IPV6, family_of, unpacked
 from ..base.errors import KernelError
@@ -51,7 +51,7 @@ class Distribution(NamedTuple):
     """The node's operating system: os-release's ID, the IDs it is like, its version and its full name."""
 
     id: str
-    like: Tuple[str, ...]
+    like: tuple[str, ...]
     version: str
     name: str
 
@@ -67,10 +67,10 @@ class NodeFacts(NamedTuple):
     ``families``: the address families the kernel supports. ``conntrack_liberal``: nf_conntrack_tcp_be_liberal is set.
     """
 
-    kernel_version: Tuple[int, int, int]
+    kernel_version: tuple[int, int, int]
     cores: int
     conntrack_liberal: bool
-    families: Tuple[str, ...]
+    families: tuple[str, ...]
 
 
 def read_text(path: str) -> Optional[str]:
@@ -98,7 +98,7 @@ def may_change_network(process: str = "/proc/thread-self") -> bool:
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
 
-def interface_addresses() -> List[InterfaceAddress]:
+def interface_addresses() -> list[InterfaceAddress]:
     """Return all addresses of all interfaces in this network namespace, IPv4 first, in the order of the interfaces.
 
     Raises KernelError if route netlink cannot be queried.
@@ -142,7 +142,7 @@ def kernel_release() -> str:
     return platform.release()
 
 
-def kernel_version(release: str) -> Tuple[int, int, int]:
+def kernel_version(release: str) -> tuple[int, int, int]:
     """Return the leading numbers of a kernel release: ``6.1.0-13-amd64`` gives (6, 1, 0). Raises KernelError."""
     match = _RELEASE.match(release)
     if match is None:
@@ -150,7 +150,7 @@ def kernel_version(release: str) -> Tuple[int, int, int]:
     return int(match.group(1)), int(match.group(2)), int(match.group(3) or 0)
 
 
-def _directories(path: str, pattern: re.Pattern[str]) -> List[str]:
+def _directories(path: str, pattern: re.Pattern[str]) -> list[str]:
     try:
         return [os.path.join(path, name) for name in sorted(os.listdir(path)) if pattern.match(name)]
     except OSError:
@@ -193,7 +193,7 @@ def ipv6_supported(root: str = "") -> bool:
     return (read_text(f"{root}/proc/sys/net/ipv6/conf/all/disable_ipv6") or "").strip() != "1"
 
 
-def supported_families(root: str = "") -> Tuple[str, ...]:
+def supported_families(root: str = "") -> tuple[str, ...]:
     """Return the address families that the node's kernel supports, IPv4 first."""
     return (IPV4, IPV6) if ipv6_supported(root) else (IPV4,)
 
@@ -201,7 +201,7 @@ def supported_families(root: str = "") -> Tuple[str, ...]:
 def distribution(root: str = "") -> Distribution:
     """Read the distribution from os-release; empty fields if there is no such file."""
     text = read_text(f"{root}/etc/os-release") or read_text(f"{root}/usr/lib/os-release") or ""
-    fields: Dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in text.splitlines():
         name, equals, value = line.strip().partition("=")
         if equals and not name.startswith("#"):

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import os
-from typing import Dict
 
 from .facts import read_text
 
 _ELSEWHERE = "a process of another container"
 
 
-def holders(path: str) -> Dict[str, str]:
+def holders(path: str) -> dict[str, str]:
     """Return the holders by process ID, each as ``process 123 (iptables)``; empty if there is none or it is not known.
 
     A process of another container has the ID 0 here.
@@ -24,7 +23,7 @@ def holders(path: str) -> Dict[str, str]:
             lines = file.read().splitlines()
     except OSError:
         return {}
-    found: Dict[str, str] = {}
+    found: dict[str, str] = {}
     wanted = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
     for line in lines:
         words = line.split()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Iterable, Optional, Sequence
 
 from ..base.errors import KernelError, os_errors
 from ..base.whole_files import check_room, is_managed, remove_file, write_whole
@@ -35,7 +35,7 @@ def write_file(path: str, content: str, mode: int = 0o644) -> None:
     (0755). A symbolic link is followed: its target is replaced. Raises KernelError.
     """
     target = os.path.realpath(path)
-    owner: Optional[Tuple[int, int]] = None
+    owner: Optional[tuple[int, int]] = None
     with os_errors(KernelError, f"{path}: cannot be written"):
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -56,7 +56,7 @@ class FilesResource(Resource[str, str]):
         self.paths = tuple(paths)
         self.mode = mode
 
-    def observe(self) -> Dict[str, str]:
+    def observe(self) -> dict[str, str]:
         """Return path to content of the owned files that exist. Raises KernelError."""
         found = {path: read_file(path) for path in self.paths}
         return {path: content for path, content in found.items() if content is not None}
@@ -71,12 +71,12 @@ class FilesResource(Resource[str, str]):
         for path in change.removed:
             remove_file(path)
 
-    def describe(self, key: str, value: str) -> List[str]:
+    def describe(self, key: str, value: str) -> list[str]:
         """Return the file's lines."""
         return value.splitlines()
 
 
-def refuse_unwritable(planned: Iterable[PlannedChange]) -> List[str]:
+def refuse_unwritable(planned: Iterable[PlannedChange]) -> list[str]:
     """Raise KernelError if a planned change of a file cannot be made, before any other change of the plan is.
 
     A file of another program or of the administrator is not replaced. It is not removed either: it leaves the plan,

@@ -10,7 +10,7 @@ the process runs, and the kernel's own memory for rules that they program.
 from __future__ import annotations
 
 import os
-from typing import Dict, Iterator, NamedTuple, Optional
+from typing import Iterator, NamedTuple, Optional
 
 from .facts import read_text
 
@@ -69,7 +69,7 @@ def memory_group(groups: str = _GROUPS, own: str = _OWN) -> Optional[MemoryGroup
     return min(found, key=lambda group: group.limit, default=None)
 
 
-def _paths(text: str) -> Dict[str, str]:
+def _paths(text: str) -> dict[str, str]:
     """Return the path of the process's group by controller; the key of version 2 is empty."""
     paths = {}
     for line in text.splitlines():

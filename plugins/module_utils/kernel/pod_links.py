@@ -15,7 +15,7 @@ configured it, and a pod without CAP_NET_ADMIN cannot. What neighbours or frames
 from __future__ import annotations
 
 import socket
-from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Iterable, NamedTuple, Optional
 
 from ..base.addresses import address_bits, family_of, packed
 from .netlink.protocol import NETLINK_ROUTE
@@ -28,7 +28,7 @@ _BRIDGE, _VETH = "bridge", "veth"
 
 
 #: The index and the name of the port of a bridge.
-Port = Tuple[int, str]
+Port = tuple[int, str]
 
 
 class PodLink(NamedTuple):
@@ -51,18 +51,18 @@ class PodLinks:
     """
 
     def __init__(self) -> None:
-        self.ports: Dict[Port, bool] = {}
+        self.ports: dict[Port, bool] = {}
         self.complete = True
-        self._known: Dict[str, PodLink] = {}
+        self._known: dict[str, PodLink] = {}
         #: A pod that later adds the address of another one does not get it.
-        self._first: Dict[str, Port] = {}
+        self._first: dict[str, Port] = {}
 
     def forget(self) -> None:
         """Determine all interfaces again the next time: the ports of a bridge and its routes may have changed."""
         self._known = {}
         self.ports = {}
 
-    def find(self, addresses: Iterable[str]) -> Dict[str, PodLink]:
+    def find(self, addresses: Iterable[str]) -> dict[str, PodLink]:
         """Return the interfaces of addresses; without those to which no such interface leads. Raises KernelError."""
         known = {address: self._known.get(address) for address in addresses}
         existing = set(socket.if_nameindex())
@@ -82,7 +82,7 @@ class PodLinks:
         self._first = {address: link.port for address, link in found.items() if link.port is not None}
         return dict(found)
 
-    def _found(self, addresses: List[str]) -> Dict[str, PodLink]:
+    def _found(self, addresses: list[str]) -> dict[str, PodLink]:
         with NetlinkSocket(NETLINK_ROUTE) as sock:
             routes = {address: direct_route(sock, address) for address in addresses}
             if not any(routes.values()):
@@ -93,8 +93,8 @@ class PodLinks:
             return self._with_ports(sock, found, kinds)
 
     def _with_ports(
-        self, sock: NetlinkSocket, found: Dict[str, PodLink], kinds: Dict[int, LinkKind]
-    ) -> Dict[str, PodLink]:
+        self, sock: NetlinkSocket, found: dict[str, PodLink], kinds: dict[int, LinkKind]
+    ) -> dict[str, PodLink]:
         """Return the links with the ports of bridges; without one where several pods have the address."""
         bridges = {link.number for link in found.values() if link.is_bridge}
         ports = {number: item for number, item in kinds.items() if item.master in bridges and item.name.isascii()}
@@ -111,9 +111,9 @@ class PodLinks:
 
 
 def _links(
-    routes: Dict[str, Optional[DirectRoute]], kinds: Dict[int, LinkKind], gateways: Set[int]
-) -> Dict[str, PodLink]:
-    found: Dict[str, PodLink] = {}
+    routes: dict[str, Optional[DirectRoute]], kinds: dict[int, LinkKind], gateways: set[int]
+) -> dict[str, PodLink]:
+    found: dict[str, PodLink] = {}
     for address, route in routes.items():
         own = kinds.get(route.number) if route is not None else None
         # The kernel accepts any bytes in a name; none of these is the name of an interface of pods.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import Iterator, Tuple
+from typing import Iterator
 
 from ..base.addresses import FAMILIES
 from ..rendering.networkpolicy.sets import TABLE_NAME
@@ -60,7 +60,7 @@ def _holds_chains() -> bool:
     return _in_legacy_tables()
 
 
-def _nft_tables() -> Iterator[Tuple[NetlinkSocket, NftTable, str]]:
+def _nft_tables() -> Iterator[tuple[NetlinkSocket, NftTable, str]]:
     if present_modules(["nf_tables"], kernel_release()):
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
             for family in FAMILIES:

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import time
-from typing import BinaryIO, NamedTuple, Optional, Sequence, Tuple
+from typing import BinaryIO, NamedTuple, Optional, Sequence
 
 from ..base.errors import KernelError
 from ..base.progress import Progress, unheeded
@@ -68,7 +68,7 @@ def _readable(text: str) -> BinaryIO:
     return file
 
 
-def _outputs(child: subprocess.Popen[bytes], timeout: float, progress: Progress) -> Tuple[bytes, bytes]:
+def _outputs(child: subprocess.Popen[bytes], timeout: float, progress: Progress) -> tuple[bytes, bytes]:
     """Return both outputs of a program. Raises subprocess.TimeoutExpired."""
     deadline = time.monotonic() + timeout
     while True:

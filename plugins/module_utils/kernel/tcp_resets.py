@@ -18,7 +18,7 @@ import contextlib
 import socket
 import struct
 import time
-from typing import Collection, Generator, List, Optional, Sequence, Set, Tuple, TypeVar
+from typing import Collection, Generator, Optional, Sequence, TypeVar
 
 from ..base import socket_filter as bpf
 from ..base.addresses import IPV6, unpacked
@@ -26,7 +26,7 @@ from ..base.closing import Closing
 from ..base.errors import KernelError, os_errors
 
 #: The client and its destination, each as address and port in network order.
-Flow = Tuple[bytes, bytes]
+Flow = tuple[bytes, bytes]
 Found = TypeVar("Found")
 #: Work that yields the seconds after which it continues, or None to continue at once, and returns a result.
 PausingSteps = Generator[Optional[float], None, Found]
@@ -76,10 +76,10 @@ class _Wire(Closing):
     ``waiting``: the flows whose clients have not answered. ``reset``: those that have been reset.
     """
 
-    def __init__(self, family: str, flows: Set[Flow], destinations: Collection[bytes]) -> None:
+    def __init__(self, family: str, flows: set[Flow], destinations: Collection[bytes]) -> None:
         self.flows = flows
         self.waiting = set(flows)
-        self.reset: Set[Flow] = set()
+        self.reset: set[Flow] = set()
         self._is_ipv6 = family == IPV6
         number, kind = (socket.AF_INET6, 0x86DD) if self._is_ipv6 else (socket.AF_INET, 0x0800)
         with contextlib.ExitStack() as stack, os_errors(KernelError, "sockets that reset connections"):
@@ -119,7 +119,7 @@ class _Wire(Closing):
             self.waiting.discard(flow)
         return _PORTION
 
-    def _parse(self, packet: bytes) -> Optional[Tuple[Flow, int, int]]:
+    def _parse(self, packet: bytes) -> Optional[tuple[Flow, int, int]]:
         """Return a packet's flow, the byte that its sender expects next, and the flags; None for other flows."""
         size, start, end = (_IPV6_HEADER_BYTES, 8, 24) if self._is_ipv6 else ((packet[0] & 15) * 4, 12, 16)
         if len(packet) < size + _HEADER_BYTES:
@@ -152,10 +152,10 @@ def _checksum(data: bytes) -> int:
     return ~total & 0xFFFF
 
 
-def _program(is_ipv6: bool, destinations: Collection[bytes]) -> List[bpf.Instruction]:
+def _program(is_ipv6: bool, destinations: Collection[bytes]) -> list[bpf.Instruction]:
     """Return the filter that accepts segments to one of these addresses, of IPv6 their last four bytes, and ports."""
     protocol, address = (6, 36) if is_ipv6 else (9, 16)
-    lines: List[bpf.Instruction] = [
+    lines: list[bpf.Instruction] = [
         (bpf.LOAD_BYTE, 0, 0, protocol),
         (bpf.JUMP_EQUAL, 1, 0, socket.IPPROTO_TCP),
         (bpf.RETURN, 0, 0, 0),

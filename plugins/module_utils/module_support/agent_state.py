@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Mapping, Optional
 
 from ..base.errors import ProxyError
 from ..base.timestamps import timestamp
@@ -28,7 +28,7 @@ _REFUSAL = re.compile(
 )
 
 
-def agent_state(state_directory: str) -> Dict[str, Any]:
+def agent_state(state_directory: str) -> dict[str, Any]:
     """Return the agent's status; empty if no agent is installed and none listens."""
     if not any(map(os.path.exists, (_UNIT, control_socket(state_directory)))):
         return {}
@@ -38,7 +38,7 @@ def agent_state(state_directory: str) -> Dict[str, Any]:
         return {"running": False, "error": str(error)}
 
 
-def state_of(answer: AgentStatus) -> Dict[str, Any]:
+def state_of(answer: AgentStatus) -> dict[str, Any]:
     """Return the state in an agent's answer."""
     last = answer.get("lastSync") or 0
     return {
@@ -78,10 +78,10 @@ def _obstacle(answer: AgentStatus) -> str:
     return ": ".join([f"the agent {problem}", *reasons[:1]])
 
 
-def served_state(answer: AgentStatus) -> Dict[str, Any]:
+def served_state(answer: AgentStatus) -> dict[str, Any]:
     """Return what an agent serves: its mode, numbers, the entries that it has programmed, and invalid objects."""
-    families: Dict[str, FamilyStatus] = answer.get("families") or {}
-    refused: List[str] = answer.get("refused") or []
+    families: dict[str, FamilyStatus] = answer.get("families") or {}
+    refused: list[str] = answer.get("refused") or []
     numbers = list(families.values())
     policy: PolicyStatus = answer.get("networkPolicy") or {}
     return {
@@ -108,7 +108,7 @@ def served_state(answer: AgentStatus) -> Dict[str, Any]:
     }
 
 
-def _refusal(line: str) -> Dict[str, str]:
+def _refusal(line: str) -> dict[str, str]:
     """Return the parts of a line about an object that the agent skips, or of one of its fields."""
     found = _REFUSAL.fullmatch(line)
     if found is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, ContextManager, Dict, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, ContextManager, Mapping
 
 from ..base.errors import ConfigurationError
 from ..base.installed import STATE_DIRECTORY
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ..cluster.api.client import ApiClient
     from ..cluster.api.connection import ApiConnection
 
-Spec = Dict[str, Dict[str, Any]]
+Spec = dict[str, dict[str, Any]]
 
 # Option -> environment variables, of which the first that is set wins: kubernetes.core's names, then kubectl's.
-_ENVIRONMENT: Dict[str, Tuple[str, ...]] = {
+_ENVIRONMENT: dict[str, tuple[str, ...]] = {
     "kubeconfig": ("K8S_AUTH_KUBECONFIG", "KUBECONFIG"),
     "context": ("K8S_AUTH_CONTEXT",),
     "host": ("K8S_AUTH_HOST",),
@@ -34,10 +34,10 @@ _ENVIRONMENT: Dict[str, Tuple[str, ...]] = {
     "validate_certs": ("K8S_AUTH_VERIFY_SSL",),
 }
 
-API_OPTIONS: Tuple[str, ...] = tuple(_ENVIRONMENT)
+API_OPTIONS: tuple[str, ...] = tuple(_ENVIRONMENT)
 
 # With any of these options, the cluster state is read from an API server.
-API_SOURCES: Tuple[str, ...] = ("kubeconfig", "context", "host")
+API_SOURCES: tuple[str, ...] = ("kubeconfig", "context", "host")
 
 
 def api_spec() -> Spec:
@@ -90,7 +90,7 @@ def convergence_spec() -> Spec:
 
 
 # Several options may describe the API server; together they are one source.
-SOURCES_EXCLUDE: Tuple[Tuple[str, ...], ...] = (
+SOURCES_EXCLUDE: tuple[tuple[str, ...], ...] = (
     ("snapshot", "cluster_state"),
     *(("snapshot", option) for option in API_SOURCES),
     *(("cluster_state", option) for option in API_SOURCES),
@@ -98,13 +98,13 @@ SOURCES_EXCLUDE: Tuple[Tuple[str, ...], ...] = (
 )
 
 
-def api_parameters(parameters: Mapping[str, Any], environment: Mapping[str, str]) -> Dict[str, Any]:
+def api_parameters(parameters: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the connection options, with unset ones taken from the environment; None if it does not set them either.
 
     ``parameters`` are the module's, ``environment`` is ``os.environ``. A boolean in the environment is parsed as
     Ansible does: 0, no, off, false (in upper or lower case) are false, anything else is true.
     """
-    chosen: Dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for option, variables in _ENVIRONMENT.items():
         value = parameters.get(option)
         if value is None:

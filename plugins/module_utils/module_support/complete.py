@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from ..base.addresses import IPV4
 from ..configuration.documents import Documents
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from ..convergence.unchanged.recorder import Recorder
 
 
-def rendered(module: AnsibleModule) -> Dict[str, Any]:
+def rendered(module: AnsibleModule) -> dict[str, Any]:
     """Return the result of ``state: rendered``, the text of everything that would be programmed."""
     request, warnings = engine_request(module, source="required")
-    about_cluster: List[str] = []
+    about_cluster: list[str] = []
     texts = render(request, about_cluster)
     refused, skipped = request.cluster.refusals, request.cluster.skipped
     warn(module, [*warnings, *about_cluster], refused, skipped)
@@ -56,7 +56,7 @@ def _recorder(module: AnsibleModule) -> Optional[Recorder]:
     return Recorder(asked)
 
 
-def _unchanged(result: Dict[str, Any]) -> Dict[str, Any]:
+def _unchanged(result: dict[str, Any]) -> dict[str, Any]:
     """Return what the next run would return if nothing changes until then."""
     nothing = dict.fromkeys(("added", "replaced", "removed"), 0)
     own = {"changed": False, "changes": [], "conntrack_deleted": 0, "saved_state": None, "confirm_until": ""}
@@ -64,7 +64,7 @@ def _unchanged(result: Dict[str, Any]) -> Dict[str, Any]:
     return {**kept, **own, "counts": {**result["counts"], **nothing}}
 
 
-def _kernel_settings(request: Request, report: Report) -> Dict[str, Any]:
+def _kernel_settings(request: Request, report: Report) -> dict[str, Any]:
     """Return the kernel settings that the run has used; see :func:`.results.kernel_settings`."""
     configuration = in_mode(request.configuration, report.mode)
     own = node_addresses(request.cluster.nodes.get(report.node_name), configuration.bind_address)
@@ -85,7 +85,7 @@ def _next_boot(module: AnsibleModule) -> NextBoot:
     return NextBoot(BootSettings(documents.kube_proxy, node_configuration, source=source), options["boot"])
 
 
-def converged(module: AnsibleModule) -> Dict[str, Any]:
+def converged(module: AnsibleModule) -> dict[str, Any]:
     """Converge the node to the requested state and return the result."""
     recorder = _recorder(module)
 

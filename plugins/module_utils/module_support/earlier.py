@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from ..base.installed import BOOT_STATE
 from ..convergence.unchanged.decision import Question, Unchanged, decide
@@ -25,7 +25,7 @@ def question(module: AnsibleModule) -> Optional[Question]:
     A cluster state from an API server is read in any case. A preview changes nothing, and a change that must be
     confirmed begins with a complete run.
     """
-    options: Dict[str, Any] = module.params
+    options: dict[str, Any] = module.params
     source = options["snapshot"] is not None or options["cluster_state"] is not None
     if options["state"] != "present" or not source:
         return None
@@ -35,7 +35,7 @@ def question(module: AnsibleModule) -> Optional[Question]:
     return Question(options, paths, options["state_directory"], options["lock_timeout"])
 
 
-def earlier_result(module: AnsibleModule) -> Optional[Dict[str, Any]]:
+def earlier_result(module: AnsibleModule) -> Optional[dict[str, Any]]:
     """Return the result of the last complete run, after its warnings have been passed to Ansible; None to run.
 
     Raises KernelError.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
 
 from ..base.errors import ProxyError, Refusal
 from ..base.ranges import unacceptable
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _NAMED = 3
 
 
-def alone(action: Callable[..., Dict[str, Any]]) -> Callable[..., Dict[str, Any]]:
+def alone(action: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """Return the action of a module, which waits for other tasks that change kernel modules and parameters.
 
     Two of them at once could set the values of one now, and write those of the other for the next boot.
     """
 
-    def waiting(module: AnsibleModule, **known: Any) -> Dict[str, Any]:
+    def waiting(module: AnsibleModule, **known: Any) -> dict[str, Any]:
         # Imported late: most modules do not change the node.
         from ..convergence.runtime.lock import task_lock
 
@@ -41,8 +41,8 @@ def root_needed(what: str) -> str:
 
 
 def run(
-    action: Callable[[AnsibleModule], Dict[str, Any]],
-    options: Dict[str, Any],
+    action: Callable[[AnsibleModule], dict[str, Any]],
+    options: dict[str, Any],
     known: Callable[[AnsibleModule], Mapping[str, Any]] = lambda _module: {},
     needs_root: str = "",
     **rules: Any,
@@ -67,9 +67,9 @@ def run(
     # The process ends with the task and creates almost no reference cycles. Repeated collections over all the objects
     # of a large cluster would take a third of the time.
     gc.disable()
-    failure: Dict[str, str] = {}
+    failure: dict[str, str] = {}
     known_now = known(module)
-    result: Dict[str, Any] = {}
+    result: dict[str, Any] = {}
     try:
         result = action(module)
     except ProxyError as error:
@@ -90,7 +90,7 @@ def warn(
         module.warn(line)
 
 
-def warning_lines(warnings: Iterable[str], refused: Sequence[Refusal], skipped: Sequence[Refusal] = ()) -> List[str]:
+def warning_lines(warnings: Iterable[str], refused: Sequence[Refusal], skipped: Sequence[Refusal] = ()) -> list[str]:
     """Return the engine's warnings, one that names the first few skipped objects, and one for skipped parts of them."""
     lines = list(dict.fromkeys(warnings))
     for what, several, found in (

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
 from ..base.errors import ConfigurationError, ProxyError
 from ..base.regular_files import SMALL, read_regular
@@ -59,7 +59,7 @@ class Inspection(NamedTuple):
     """
 
     report: Report
-    newer: Tuple[TableChange, ...] = ()
+    newer: tuple[TableChange, ...] = ()
     excluded: int = 0
     problem: str = ""
 
@@ -104,7 +104,7 @@ def inspect_beside_agent(request: Request, sleep: Callable[[float], None] = time
     )
 
 
-def _asked(path: str, kernel: bool, describe: bool = False) -> Tuple[Optional[AgentComparison], str]:
+def _asked(path: str, kernel: bool, describe: bool = False) -> tuple[Optional[AgentComparison], str]:
     """Return the agent's answer, or None and why there is none; that is empty if no agent runs."""
     try:
         return ask_comparison(path, kernel, describe), ""
@@ -134,7 +134,7 @@ COMPARED = (
 )
 
 
-def about_node(module: AnsibleModule) -> Dict[str, Any]:
+def about_node(module: AnsibleModule) -> dict[str, Any]:
     """Return the facts of the node that the result contains even if the inspection fails."""
     installed = installed_identity()
     return {
@@ -147,7 +147,7 @@ def about_node(module: AnsibleModule) -> Dict[str, Any]:
     }
 
 
-def inspected(module: AnsibleModule) -> Dict[str, Any]:
+def inspected(module: AnsibleModule) -> dict[str, Any]:
     """Return what is programmed and, with a source of the cluster state, how the node differs from it."""
     compare, traffic = has_source(module), module.params["traffic"]
     if traffic and not compare:
@@ -202,7 +202,7 @@ def schedule_failure() -> str:
         found = _SCHEDULE_SAMPLE.findall(read_regular(_SCHEDULE_METRICS, SMALL).decode("ascii"))
     except (OSError, ValueError):
         return ""
-    samples: Dict[str, int] = {name: int(value) for name, value in found}
+    samples: dict[str, int] = {name: int(value) for name, value in found}
     if samples.get("success") != 0:
         return ""
     succeeded = samples.get("last_success_timestamp_seconds")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Dict, List
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import ConfigurationError, KernelError
 from ..kernel import facts
@@ -28,7 +28,7 @@ _PROXY_FILE = "/etc/modules-load.d/kubenode-proxy.conf"
 _WITH_SCHEDULERS = frozenset(("ipvs",))
 
 
-def _named_modules(parameters: Dict[str, Any]) -> List[str]:
+def _named_modules(parameters: dict[str, Any]) -> list[str]:
     names = list(parameters["modules"])
     if parameters["mode"]:
         version = facts.kernel_version(facts.kernel_release())
@@ -39,7 +39,7 @@ def _named_modules(parameters: Dict[str, Any]) -> List[str]:
     return list(dict.fromkeys(names))
 
 
-def _filter_backends(parameters: Dict[str, Any]) -> List[str]:
+def _filter_backends(parameters: dict[str, Any]) -> list[str]:
     """Return the filter backends of ipvs mode whose modules are meant; an empty name in other modes."""
     if parameters["mode"] not in _WITH_SCHEDULERS:
         return [""]
@@ -48,7 +48,7 @@ def _filter_backends(parameters: Dict[str, Any]) -> List[str]:
     return ["iptables"] if parameters["state"] == "present" else ["iptables", "nftables"]
 
 
-def _stages_present(parameters: Dict[str, Any], path: str, options_path: str) -> List[Stage]:
+def _stages_present(parameters: dict[str, Any], path: str, options_path: str) -> list[Stage]:
     given = parse_parameters(parameters["parameters"])
     of_module = {key.module: arguments_of(key.module, given) for key in given}
     resource = ModulesResource(_named_modules(parameters), parameters=of_module)
@@ -65,21 +65,21 @@ def _stages_present(parameters: Dict[str, Any], path: str, options_path: str) ->
     return stages
 
 
-def _stages_absent(parameters: Dict[str, Any], path: str, options_path: str) -> List[Stage]:
+def _stages_absent(parameters: dict[str, Any], path: str, options_path: str) -> list[Stage]:
     files = FilesResource([name for name in (path, options_path) if name])
-    names: List[str] = []
+    names: list[str] = []
     if parameters["unload"]:
         names = _named_modules(parameters)
         if not names:
             lines = files.observe().get(path, "").splitlines()
             names = [line.strip() for line in lines if line.strip() and line.strip()[0] not in "#;"]
     # Removals run in reverse: a module that cannot be unloaded must stay in the file, from which the next run reads it.
-    stages: List[Stage] = [Stage(files, {})] if parameters["persistent"] else []
+    stages: list[Stage] = [Stage(files, {})] if parameters["persistent"] else []
     stages.append(Stage(ModulesResource((), unload=list(reversed(names))), {}))
     return stages
 
 
-def _options_file(parameters: Dict[str, Any], path: str) -> str:
+def _options_file(parameters: dict[str, Any], path: str) -> str:
     """Return the path of the modprobe.d file; empty if the task needs none."""
     if not parameters["parameters"] or not parameters["persistent"]:
         return ""
@@ -101,7 +101,7 @@ def _refuse_used(resource: ModulesResource, planned: PlannedChange) -> None:
 
 
 def check_parameters(
-    module: AnsibleModule, planned: List[PlannedChange], persistent: bool, doubtful: bool = False
+    module: AnsibleModule, planned: list[PlannedChange], persistent: bool, doubtful: bool = False
 ) -> None:
     """Warn of parameters that wait until their module is loaded again, or raise KernelError, as the options say.
 
@@ -127,7 +127,7 @@ def check_parameters(
             item.change.replaced.pop(key, None)
 
 
-def _check_loaded(module: AnsibleModule, planned: List[PlannedChange]) -> None:
+def _check_loaded(module: AnsibleModule, planned: list[PlannedChange]) -> None:
     """Judge the parameters of modules that have just been loaded: the kernel ignores or adjusts values without a word.
 
     Raises KernelError as :func:`check_parameters` does, so that the next run finds the same.
@@ -140,7 +140,7 @@ def _check_loaded(module: AnsibleModule, planned: List[PlannedChange]) -> None:
     check_parameters(module, plan([Stage(resource, resource.wanted)]), False)
 
 
-def _check_options(parameters: Dict[str, Any]) -> None:
+def _check_options(parameters: dict[str, Any]) -> None:
     """Raise ConfigurationError for options that do not fit each other."""
     if parameters["state"] == "present" and not parameters["modules"] and not parameters["mode"]:
         raise ConfigurationError("state is present but modules is empty and mode is not given")
@@ -150,7 +150,7 @@ def _check_options(parameters: Dict[str, Any]) -> None:
 
 
 @alone
-def changed(module: AnsibleModule) -> Dict[str, Any]:
+def changed(module: AnsibleModule) -> dict[str, Any]:
     """Make the modules, their parameters and files as declared and return the result. Raises ProxyError."""
     parameters = module.params
     _check_options(parameters)

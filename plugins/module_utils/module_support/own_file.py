@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, List, Mapping, Tuple
+from typing import Any, Mapping
 
 from ..base.errors import ConfigurationError
 from ..kernel.modules.boot_directories import unread_name
@@ -46,7 +46,7 @@ def own_file(parameters: Mapping[str, Any], purpose: str, default: str, needed: 
     )
 
 
-def unread_warnings(*files: Tuple[str, str, str]) -> List[str]:
+def unread_warnings(*files: tuple[str, str, str]) -> list[str]:
     """Return a warning for each file that a task writes although no program reads it at boot.
 
     ``files``: option, path, empty if the task writes none, and why it is not read, empty if it is.

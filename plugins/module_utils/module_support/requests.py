@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping
 
 from ..base.mode_names import AUTO
 from ..cluster.api.access.names import with_addresses
@@ -49,14 +49,14 @@ def _static_services(parameters: Mapping[str, Any], configuration: KubeProxyConf
 
 def engine_request(
     module: AnsibleModule, source: str, configured: Callable[[KubeProxyConfiguration], None] = lambda _loaded: None
-) -> Tuple[Request, Tuple[str, ...]]:
+) -> tuple[Request, tuple[str, ...]]:
     """Return the request for a module's options, and warnings about the configuration.
 
     ``source``: ``required``, ``optional`` or ``unused``; without a source the cluster is empty. ``configured`` is
     called with the configuration before the cluster and the static Services are read. Raises ConfigurationError,
     SnapshotError, ApiError.
     """
-    parameters: Dict[str, Any] = module.params
+    parameters: dict[str, Any] = module.params
     configuration, warnings = proxy_configuration(parameters)
     configured(configuration)
     wanted = source == "required" or (source == "optional" and has_source(module))

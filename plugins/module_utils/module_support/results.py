@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from ..base.errors import Refusal
 from ..configuration.model import KubeProxyConfiguration
@@ -21,7 +21,7 @@ REFUSED_LIMIT = 100
 _NAMED_ENTRIES = 3
 
 
-def refused_result(refused: Sequence[Refusal], skipped: Sequence[Refusal]) -> Dict[str, Any]:
+def refused_result(refused: Sequence[Refusal], skipped: Sequence[Refusal]) -> dict[str, Any]:
     """Return the first 100 ``refused`` objects and ``refused_parts`` as dictionaries, and the number of each.
 
     The parts are not called ``skipped`` here: Ansible takes a task with a result of that name as skipped.
@@ -29,15 +29,15 @@ def refused_result(refused: Sequence[Refusal], skipped: Sequence[Refusal]) -> Di
     return _first_of({"refused": refused, "refused_parts": skipped})
 
 
-def _first_of(lists: Mapping[str, Sequence[Any]]) -> Dict[str, Any]:
+def _first_of(lists: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Return the first items of each list, and by its name with ``_count`` how many there are."""
-    found: Dict[str, Any] = {f"{name}_count": len(items) for name, items in lists.items()}
+    found: dict[str, Any] = {f"{name}_count": len(items) for name, items in lists.items()}
     for name, items in lists.items():
         found[name] = [item._asdict() if isinstance(item, Refusal) else item for item in items[:REFUSED_LIMIT]]
     return found
 
 
-def change_result(changes: Iterable[TableChange]) -> List[Dict[str, Any]]:
+def change_result(changes: Iterable[TableChange]) -> list[dict[str, Any]]:
     """Return counts per table that differs, and the names of the first few entries."""
     return [
         change_record(change.table, (change.added, change.replaced, change.removed), change.entries)
@@ -58,12 +58,12 @@ def drift_summary(changes: Iterable[TableChange]) -> str:
     return "; ".join(parts)
 
 
-def probe_records(results: Iterable[ProbeResult]) -> List[Dict[str, Any]]:
+def probe_records(results: Iterable[ProbeResult]) -> list[dict[str, Any]]:
     """Return results of probes as dictionaries, the probe as its URL."""
     return [{**item._asdict(), "probe": str(item.probe)} for item in results]
 
 
-def report_result(report: Report) -> Dict[str, Any]:
+def report_result(report: Report) -> dict[str, Any]:
     """Return the part of a module's result that describes one convergence or inspection."""
     return {
         "mode": report.mode,
@@ -80,12 +80,12 @@ def report_result(report: Report) -> Dict[str, Any]:
     }
 
 
-def coverage_result(report: Report) -> Dict[str, Any]:
+def coverage_result(report: Report) -> dict[str, Any]:
     """Return the part of a result about pods that no policy selects, and policies that select no pod."""
     return _first_of({"unselected_pods": report.unselected_pods, "unused_policies": report.unused_policies})
 
 
-def kernel_settings(configuration: KubeProxyConfiguration, filter_backend: str, localhost: bool) -> Dict[str, Any]:
+def kernel_settings(configuration: KubeProxyConfiguration, filter_backend: str, localhost: bool) -> dict[str, Any]:
     """Return the settings that the role ``kernel`` makes persistent, as values of its variables.
 
     ``configuration`` is that of the mode in effect, and ``filter_backend`` the one of ipvs mode; ``localhost``: node
@@ -102,15 +102,15 @@ def kernel_settings(configuration: KubeProxyConfiguration, filter_backend: str, 
     }
 
 
-def difference_lines(changes: Iterable[TableChange], limit: int) -> List[str]:
+def difference_lines(changes: Iterable[TableChange], limit: int) -> list[str]:
     """Return the diffs of all tables that differ, of at most ``limit`` lines each, all of them if it is 0 or less."""
-    lines: List[str] = []
+    lines: list[str] = []
     for change in changes:
         before, after = ([line.expandtabs(2) for line in side] for side in (change.before, change.after))
         lines += unified(change.table, before, after, limit)
     return lines
 
 
-def table_differences(changes: Iterable[TableChange], limit: int) -> List[Dict[str, str]]:
+def table_differences(changes: Iterable[TableChange], limit: int) -> list[dict[str, str]]:
     """Return a result's ``diff``: one entry per table that differs, in the syntax of the table's usual tool."""
     return [difference_entry(change.table, change.before, change.after, limit) for change in changes]

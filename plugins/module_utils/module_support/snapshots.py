@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterable, List, Tuple
+from typing import Any, Iterable
 
 from ..base.errors import SnapshotError
 from ..cluster.files.snapshot import canonical_snapshot, parse_snapshot, read_snapshot, snapshot_digest
 
 
-def _lines(objects: Iterable[Any]) -> Dict[str, str]:
+def _lines(objects: Iterable[Any]) -> dict[str, str]:
     """Map each object (``Service shop/cart``) to a short digest of those of its fields that a snapshot contains."""
     content, _counts = canonical_snapshot(objects)
     lines = {}
@@ -25,12 +25,12 @@ def _lines(objects: Iterable[Any]) -> Dict[str, str]:
     return lines
 
 
-def snapshot_difference(path: str, objects: Iterable[Any]) -> Tuple[List[str], List[str]]:
+def snapshot_difference(path: str, objects: Iterable[Any]) -> tuple[list[str], list[str]]:
     """Return one line for each object that differs: as it is in the file, and as it is in ``objects``.
 
     A file that is not a snapshot counts as empty; it is about to be replaced.
     """
-    before: Dict[str, str] = {}
+    before: dict[str, str] = {}
     with contextlib.suppress(SnapshotError):
         before = _lines(read_snapshot(path))
     after = _lines(objects)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING, Any, Callable, Iterable, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
 
 from ..base.errors import ConfigurationError
 from ..cluster.api.resource_types import ResourceType
@@ -21,7 +21,7 @@ _NO_SERVER = "kubeconfig, context or host, or K8S_AUTH_KUBECONFIG or KUBECONFIG 
 _DEFAULT_KUBECONFIG = os.path.join("~", ".kube", "config")
 
 
-def read_cluster_objects(module: AnsibleModule, others: Sequence[ResourceType] = ()) -> List[Any]:
+def read_cluster_objects(module: AnsibleModule, others: Sequence[ResourceType] = ()) -> list[Any]:
     """Read all objects that a service proxy needs from the API server that the options or the environment name.
 
     ``others``: further collections. Raises ConfigurationError if neither names one, ApiError if it cannot be read.
@@ -44,7 +44,7 @@ def read_cluster_objects(module: AnsibleModule, others: Sequence[ResourceType] =
     return list_objects(ApiConnection(**chosen), module.params["api_timeout"], others)
 
 
-def api_server(module: AnsibleModule) -> List[Tuple[str, int]]:
+def api_server(module: AnsibleModule) -> list[tuple[str, int]]:
     """Return host and port of the API server from which the cluster state is read; none if that is a file.
 
     Raises ConfigurationError or ApiError.

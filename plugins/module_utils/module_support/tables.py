@@ -8,7 +8,7 @@ This file depends only on the difference, to keep the payload of a small module 
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Sequence
 
 from ..base.errors import ProxyError
 from ..differences import changed_lines, differing
@@ -25,7 +25,7 @@ def _text(lines: Sequence[str], limit: int) -> str:
     return f"{shown}... {omitted} more line(s) omitted\n" if omitted > 0 else shown
 
 
-def difference_entry(name: str, before: Sequence[str], after: Sequence[str], limit: int) -> Dict[str, str]:
+def difference_entry(name: str, before: Sequence[str], after: Sequence[str], limit: int) -> dict[str, str]:
     """Return one entry of a result's ``diff``: two texts with headers.
 
     They have at most ``limit`` lines each, or all of them if it is <= 0. Lines that both have count only if all do not
@@ -38,7 +38,7 @@ def difference_entry(name: str, before: Sequence[str], after: Sequence[str], lim
     return {"before_header": name, "after_header": name, "before": _text(before, limit), "after": _text(after, limit)}
 
 
-def planned_differences(planned: Sequence[PlannedChange], limit: int = DIFF_LINES_LIMIT) -> List[Dict[str, str]]:
+def planned_differences(planned: Sequence[PlannedChange], limit: int = DIFF_LINES_LIMIT) -> list[dict[str, str]]:
     """Return a result's ``diff``: one entry per resource that differs, or per file or chain of such a resource."""
     entries = []
     for item in planned:
@@ -54,8 +54,8 @@ def planned_differences(planned: Sequence[PlannedChange], limit: int = DIFF_LINE
     return entries
 
 
-def _by_key(change: Change[Any, Any]) -> List[Tuple[Any, Change[Any, Any]]]:
-    parts: List[Tuple[Any, Change[Any, Any]]] = []
+def _by_key(change: Change[Any, Any]) -> list[tuple[Any, Change[Any, Any]]]:
+    parts: list[tuple[Any, Change[Any, Any]]] = []
     parts += [(key, Change(added={key: value})) for key, value in change.added.items()]
     parts += [(key, Change(replaced={key: pair})) for key, pair in change.replaced.items()]
     parts += [(key, Change(removed={key: value})) for key, value in change.removed.items()]
@@ -69,13 +69,13 @@ def _label(key: Any) -> str:
     return str(key)
 
 
-def change_record(table: str, sizes: Tuple[int, int, int], entries: Sequence[str]) -> Dict[str, Any]:
+def change_record(table: str, sizes: tuple[int, int, int], entries: Sequence[str]) -> dict[str, Any]:
     """Return the record of a table that differs; ``sizes``: how many entries were added, replaced and removed."""
     counts = dict(zip(("added", "replaced", "removed"), sizes))
     return {"table": table, **counts, "entries": list(entries), "truncated": sum(sizes) > len(entries)}
 
 
-def change_records(planned: Sequence[PlannedChange], limit: int = ENTRIES_LIMIT) -> List[Dict[str, Any]]:
+def change_records(planned: Sequence[PlannedChange], limit: int = ENTRIES_LIMIT) -> list[dict[str, Any]]:
     """Return a result's ``changes``: for each table that differs, the counts and the first ``limit`` names."""
     records = []
     for item in planned:
@@ -87,13 +87,13 @@ def change_records(planned: Sequence[PlannedChange], limit: int = ENTRIES_LIMIT)
     return records
 
 
-def planned_result(planned: Sequence[PlannedChange], with_diff: bool) -> Dict[str, Any]:
+def planned_result(planned: Sequence[PlannedChange], with_diff: bool) -> dict[str, Any]:
     """Return the parts of a result that follow from the changes: ``changed``, ``changes`` and perhaps ``diff``."""
     result = {"changed": any(item.change for item in planned), "changes": change_records(planned)}
     return {**result, "diff": planned_differences(planned)} if with_diff else result
 
 
-def failure(error: ProxyError) -> Dict[str, str]:
+def failure(error: ProxyError) -> dict[str, str]:
     """Return the arguments of ``fail_json``: a message in one line, and the kind of error for playbooks.
 
     The kinds are the direct subclasses of ProxyError; an error derived from one of them has that kind.

@@ -9,7 +9,7 @@ denied, such a pod is isolated until then.
 
 from __future__ import annotations
 
-from typing import Iterable, List, Mapping, Sequence, Tuple
+from typing import Iterable, Mapping, Sequence
 
 from ..base.addresses import FAMILIES, Network, address_bits
 from ..cluster.policies.policy_model import Pod
@@ -22,7 +22,7 @@ class AddressRanges:
     """Ranges of both families, with a row of the given kind for each that remains after overlapping ones are merged."""
 
     def __init__(self, kind: str, ranges: Sequence[Network], rows: PolicyRows) -> None:
-        self._ranges: List[Tuple[Address, Address]] = []
+        self._ranges: list[tuple[Address, Address]] = []
         for family in FAMILIES:
             size = address_bits(family) // 8
             for ends in merge(interval_of(network) for network in ranges if network.family == family):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
-from typing import AbstractSet, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 from ..base.progress import Progress, unheeded
 from ..cluster.model import NamespacedName
@@ -29,7 +29,7 @@ from .matching.port_names import PortNames
 from .matching.ports import MOST_RANGES
 
 #: What distinguishes pods with different rules: the policies, and the ports with names in ingress rules.
-_SubjectKey = Tuple[Tuple[PolicySide, ...], FrozenSet[ContainerPort]]
+_SubjectKey = tuple[tuple[PolicySide, ...], frozenset[ContainerPort]]
 #: More independent peers result in more classes than any table can hold.
 _MOST_PARTS = 40
 
@@ -87,9 +87,9 @@ class Side(NamedTuple):
     """A NetworkPolicy in one direction. ``pods``: those of the node that it selects; ``names``: those of its ports."""
 
     key: PolicySide
-    rules: Tuple[CompiledRule, ...]
-    pods: Tuple[Pod, ...]
-    names: FrozenSet[str]
+    rules: tuple[CompiledRule, ...]
+    pods: tuple[Pod, ...]
+    names: frozenset[str]
 
 
 class Needs:
@@ -109,7 +109,7 @@ class Needs:
         """
         elements = steps = kept = 0
         # The ports for every peer, which pods with the same of them share.
-        known: Set[_SubjectKey] = set()
+        known: set[_SubjectKey] = set()
         for (keys, own), addresses in _subjects(sides).items():
             self._progress()
             together = RuleCounts(*map(sum, zip(RuleCounts(), *(self._numbers[key] for key in keys))))
@@ -142,18 +142,18 @@ def _numbers(side: Side, candidates: Candidates, names: PortNames) -> RuleCounts
     )
 
 
-def _subjects(sides: Sequence[Side]) -> Dict[_SubjectKey, int]:
+def _subjects(sides: Sequence[Side]) -> dict[_SubjectKey, int]:
     """Return the number of addresses of pods with the same rules in a direction.
 
     Pods whose ports differ do not have the same ingress rules, if these name the ports.
     """
-    selecting: Dict[Tuple[str, NamespacedName], List[Side]] = {}
-    pods: Dict[NamespacedName, Pod] = {}
+    selecting: dict[tuple[str, NamespacedName], list[Side]] = {}
+    pods: dict[NamespacedName, Pod] = {}
     for side in sides:
         for pod in side.pods:
             pods[pod.key] = pod
             selecting.setdefault((side.key[1], pod.key), []).append(side)
-    found: Dict[_SubjectKey, int] = {}
+    found: dict[_SubjectKey, int] = {}
     for (direction, key), chosen in selecting.items():
         names = {name for side in chosen for name in side.names} if direction == INGRESS else set()
         own = frozenset(port for port in pods[key].ports if port.name in names)
@@ -177,13 +177,13 @@ class Demand:
     ) -> None:
         self._progress = progress
         pods = {key: pod for key, pod in objects.pods.items() if counts(pod)}
-        of_namespace: Dict[str, List[NamespacedName]] = {}
+        of_namespace: dict[str, list[NamespacedName]] = {}
         for key in pods:
             of_namespace.setdefault(key.namespace, []).append(key)
         self._pods = pods
         self._of_namespace = of_namespace
         self._candidates = Candidates(pods, of_namespace, objects.namespaces)
-        local: Dict[str, List[Pod]] = {}
+        local: dict[str, list[Pod]] = {}
         for pod in pods.values():
             if pod.node_name == node_name:
                 local.setdefault(pod.namespace, []).append(pod)
@@ -200,7 +200,7 @@ class Demand:
                 names = frozenset(name.name for rule in rules for name in rule.names)
                 yield Side(key, rules, selected, names)
 
-    def order_of_refusal(self) -> List[PolicySide]:
+    def order_of_refusal(self) -> list[PolicySide]:
         """Return the policies, by direction; the first is refused first."""
         of_namespace = self._by_namespace()
         needs = self._needs
@@ -212,7 +212,7 @@ class Demand:
             for side in sorted(of_namespace[name], key=lambda each: (-alone[each.key], each.key))
         ]
 
-    def needs(self) -> Dict[str, int]:
+    def needs(self) -> dict[str, int]:
         """Return what the policies of each namespace need at most if no others exist; see :meth:`.Needs.of`."""
         return {name: self._needs.of(sides) for name, sides in self._by_namespace().items()}
 
@@ -223,18 +223,18 @@ class Demand:
         names = PortNames(self._pods, self._of_namespace, used)
         return Needs(self._sides, self._candidates, names, len(self._pods), self._progress)
 
-    def _by_namespace(self) -> Dict[str, List[Side]]:
-        found: Dict[str, List[Side]] = {}
+    def _by_namespace(self) -> dict[str, list[Side]]:
+        found: dict[str, list[Side]] = {}
         for side in sorted(self._sides, key=lambda each: each.key):
             found.setdefault(side.key[0].namespace, []).append(side)
         return found
 
-    def crowding(self, most: int) -> FrozenSet[PolicySide]:
+    def crowding(self, most: int) -> frozenset[PolicySide]:
         """Return which policies to refuse, by direction, so that the rest stay within ``most`` candidates.
 
         The namespace whose own selectors have most candidates comes first.
         """
-        peers: Dict[str, Dict[PolicySide, Set[PodPeer]]] = {}
+        peers: dict[str, dict[PolicySide, set[PodPeer]]] = {}
         uses: Counter[PodPeer] = Counter()
         for side in self._sides:
             found = {peer for rule in side.rules for peer in rule.pods}
@@ -242,7 +242,7 @@ class Demand:
             uses.update(found)
         sizes = {name: self._size(set().union(*own.values())) for name, own in peers.items()}
         left = self._size(uses)
-        refused: Set[PolicySide] = set()
+        refused: set[PolicySide] = set()
         for name in sorted(peers, key=lambda item: (-sizes[item], item)):
             own = peers[name]
             for key in sorted(own, key=lambda each: (-self._size(own[each]), each)):
@@ -258,7 +258,7 @@ class Demand:
         return sum(map(self._candidates.of, peers))
 
 
-def named(refused: Iterable[PolicySide], most: int) -> Dict[PolicySide, str]:
+def named(refused: Iterable[PolicySide], most: int) -> dict[PolicySide, str]:
     """Return the reason for each policy refused because of the number of elements."""
     limits = (
         f"{most} elements, {MOST_STEPS} steps, {MOST_KEPT} rules and peers of pods, or "

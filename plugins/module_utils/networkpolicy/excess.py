@@ -8,7 +8,7 @@ The pods that it selects stay isolated, since the opposite would allow all traff
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from typing import Sequence
 
 from . import limits
 from .limits import PolicySide
@@ -41,7 +41,7 @@ def excess(key: PolicySide, rules: Sequence[CompiledRule], candidates: Candidate
 
 def _pieces(rules: Sequence[CompiledRule]) -> int:
     """Return the number of pieces into which the ranges divide each other, counted for each rule that has them."""
-    bounds: List[Tuple[int, int]] = []
+    bounds: list[tuple[int, int]] = []
     for rule in rules:
         for block in rule.blocks:
             # Keep the families apart: IPv6 is counted above all numbers of IPv4.

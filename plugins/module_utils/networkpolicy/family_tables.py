@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from typing import AbstractSet, Any, Dict, FrozenSet, List, Optional, Set, Tuple
+from typing import AbstractSet, Any, Optional
 
 from ..base.addresses import address_bits
 from .matching.address_space import AddressSpace, changed_ranges
@@ -17,7 +17,7 @@ from .rows import ANY, BLOCK, CLASS, GRANT, NO_CLASS, TIER_GRANT, PolicyRows, Ro
 from .subjects import NETWORK_POLICY, Part, Subject
 from .values import GrantValues
 
-_NO_ADDRESSES: FrozenSet[Address] = frozenset()
+_NO_ADDRESSES: frozenset[Address] = frozenset()
 
 
 class FamilyTables:
@@ -26,32 +26,32 @@ class FamilyTables:
     def __init__(self, family: str, rows: PolicyRows, values: GrantValues, most_pieces: Optional[int] = None) -> None:
         self.family = family
         self.space = AddressSpace(most_pieces)
-        self.class_of: Dict[Address, int] = {}
+        self.class_of: dict[Address, int] = {}
         # The same addresses in order.
-        self._classified: List[Address] = []
+        self._classified: list[Address] = []
         self._bytes = address_bits(family) // 8
         self._rows = rows
         self._values = values
         self._classes: IdAllocator[Content] = IdAllocator(content_digest, high=False)
         #: The classes that the grants of the last :meth:`flush` are for, by number.
-        self._flushed: Dict[int, Content] = {}
+        self._flushed: dict[int, Content] = {}
         #: Which of these classes a peer, block or port name is part of.
-        self._classes_of_part: Dict[Part, Set[int]] = {}
-        self._pieces: Dict[Row, int] = {}
-        self._block_uses: Dict[Block, int] = {}
+        self._classes_of_part: dict[Part, set[int]] = {}
+        self._pieces: dict[Row, int] = {}
+        self._block_uses: dict[Block, int] = {}
         self._blocks_changed = False
-        self._subjects: Dict[Subject, Set[Address]] = {}
+        self._subjects: dict[Subject, set[Address]] = {}
         #: The subjects with rules for a peer, block or port name, and those with grants to classes without any.
-        self._users: Dict[Part, Set[Subject]] = {}
-        self._wide: Set[Subject] = set()
-        self._order: Dict[Subject, int] = {}
+        self._users: dict[Part, set[Subject]] = {}
+        self._wide: set[Subject] = set()
+        self._order: dict[Subject, int] = {}
         self._subjects_added = 0
-        self._leaving: List[Tuple[Subject, Address]] = []
-        self._joining: List[Tuple[Subject, Address]] = []
+        self._leaving: list[tuple[Subject, Address]] = []
+        self._joining: list[tuple[Subject, Address]] = []
 
     # ---- blocks
 
-    def use_blocks(self, blocks: List[Block], count: int) -> None:
+    def use_blocks(self, blocks: list[Block], count: int) -> None:
         """Change the use count of blocks; blocks of the other family are skipped."""
         for block in blocks:
             if block.family == self.family:
@@ -61,7 +61,7 @@ class FamilyTables:
                 if not before + count:
                     del self._block_uses[block]
 
-    def divide(self) -> List[Address]:
+    def divide(self) -> list[Address]:
         """Divide the address space again if the blocks in use changed.
 
         Return the classified addresses that other blocks contain now. Raises TooManyRows.
@@ -71,7 +71,7 @@ class FamilyTables:
         self._blocks_changed = False
         before = self.space.pieces
         self.space.divide(self._block_uses.keys())
-        pieces: Dict[Row, int] = {}
+        pieces: dict[Row, int] = {}
         for first, last, blocks in self.space.pieces:
             row = (BLOCK, first.to_bytes(self._bytes, "big"), last.to_bytes(self._bytes, "big"))
             pieces[row] = self._classes.acquire(Content(blocks=blocks))
@@ -88,7 +88,7 @@ class FamilyTables:
             for address in self._classified_in(first, last)
         ]
 
-    def _classified_in(self, first: int, last: int) -> List[Address]:
+    def _classified_in(self, first: int, last: int) -> list[Address]:
         begin = bisect_left(self._classified, first.to_bytes(self._bytes, "big"))
         end = bisect_right(self._classified, last.to_bytes(self._bytes, "big"), begin)
         return self._classified[begin:end]
@@ -150,7 +150,7 @@ class FamilyTables:
                 for subject in self._concerned(content):
                     self._grant(subject, number, content, self._subjects[subject])
 
-    def _concerned(self, content: Content) -> List[Subject]:
+    def _concerned(self, content: Content) -> list[Subject]:
         """Return the subjects that may grant something to a class, in order of their creation."""
         found = set(self._wide)
         for part in _parts(content):
@@ -159,11 +159,11 @@ class FamilyTables:
                 found |= users
         return sorted(found, key=self._order.__getitem__)
 
-    def _candidate_classes(self, subject: Subject) -> Set[int]:
+    def _candidate_classes(self, subject: Subject) -> set[int]:
         """Return the classes to which a subject may grant something."""
         if subject.is_wide:
             return set(self._flushed)
-        found: Set[int] = set()
+        found: set[int] = set()
         for part in subject.parts:
             found.update(self._classes_of_part.get(part, ()))
         return found
@@ -182,7 +182,7 @@ class FamilyTables:
                 granted.clear()
         self._leaving.clear()
 
-    def _add_subject(self, subject: Subject) -> Set[Address]:
+    def _add_subject(self, subject: Subject) -> set[Address]:
         for part in subject.parts:
             self._users.setdefault(part, set()).add(subject)
         if subject.is_wide:
@@ -227,7 +227,7 @@ class FamilyTables:
         for address in addresses:
             self._rows.put(_grant_row(subject, number, address), granted)
 
-    def _withdraw(self, subject: Subject, number: int, addresses: Set[Address]) -> None:
+    def _withdraw(self, subject: Subject, number: int, addresses: set[Address]) -> None:
         value = subject.granted[self.family].pop(number, None)
         if value is not None:
             for address in addresses:
@@ -235,7 +235,7 @@ class FamilyTables:
             self._values.release(value)
 
 
-def _parts(content: Content) -> List[Part]:
+def _parts(content: Content) -> list[Part]:
     return [*content.peers, *content.blocks, *{port.name for port in content.ports}]
 
 

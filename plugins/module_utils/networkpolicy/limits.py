@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Tuple
-
 from ..cluster.model import NamespacedName
 
 #: A policy and one of its directions.
-PolicySide = Tuple[NamespacedName, str]
+PolicySide = tuple[NamespacedName, str]
 #: Address ranges, counted once for every rule whose ranges contain them; of one policy, and of all together.
 MOST_PIECES = 1_000_000
 #: Rules for some peers, with different ports. Each may make a class of peers, for which every selected pod of the node

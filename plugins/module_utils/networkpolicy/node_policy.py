@@ -10,7 +10,7 @@ Two functions find frequent oversights of policy authors: pods that no policy se
 from __future__ import annotations
 
 from functools import partial
-from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence
+from typing import AbstractSet, Iterable, Mapping, Optional, Sequence
 
 from ..base.addresses import Network
 from ..base.progress import Progress, unheeded
@@ -70,9 +70,9 @@ class NodePolicy:
             portion=portion,
             progress=progress,
         )
-        self._links: FrozenSet[Row] = frozenset()
+        self._links: frozenset[Row] = frozenset()
         self._progress = progress
-        self._refused: FrozenSet[PolicySide] = frozenset()
+        self._refused: frozenset[PolicySide] = frozenset()
         #: Whether policies are refused only because they changed last; see :meth:`update`.
         self.is_provisional = False
         #: How often policies were chosen among all.
@@ -95,7 +95,7 @@ class NodePolicy:
         return self._state.owners
 
     @property
-    def too_large(self) -> Dict[PolicySide, str]:
+    def too_large(self) -> dict[PolicySide, str]:
         """Return the policies that allow nothing in a direction because of their size, with the reason."""
         return {**self._state.compiler.too_large, **named(self._refused, self._most_rows)}
 
@@ -146,12 +146,12 @@ class NodePolicy:
         except TooManyRows:
             self._replace(None)
 
-    def policed(self) -> FrozenSet[Address]:
+    def policed(self) -> frozenset[Address]:
         """Return the addresses of pods of this node that any policy selects."""
         judge = self.judge()
         return frozenset(address for local in self.local.values() for address in local.at if judge.is_policed(address))
 
-    def restricted(self, side: str) -> FrozenSet[Address]:
+    def restricted(self, side: str) -> frozenset[Address]:
         """Return the addresses of pods of this node whose traffic in a direction some policy limits.
 
         That is any pod that they are about, unless a rule of a NetworkPolicy allows it everything, and no
@@ -204,7 +204,7 @@ class NodePolicy:
             self.table.put(row)
         self._state.table.succeed(earlier)
 
-    def _made(self, refused: FrozenSet[PolicySide], spare: int = 0) -> Optional[PolicyState]:
+    def _made(self, refused: frozenset[PolicySide], spare: int = 0) -> Optional[PolicyState]:
         """Return the state with some policies refused, or None if it does not fit and leave ``spare`` elements."""
         try:
             state = self._new_state(self._node_addresses, refused=refused, most_rows=self._most_rows - spare)
@@ -244,7 +244,7 @@ class NodePolicy:
         return self._fitting(order, 1, refused, 0) or self._made(refused.union(order))
 
     def _fitting(
-        self, order: Sequence[PolicySide], low: int, refused: FrozenSet[PolicySide], spare: int, first: int = 0
+        self, order: Sequence[PolicySide], low: int, refused: frozenset[PolicySide], spare: int, first: int = 0
     ) -> Optional[PolicyState]:
         """Return a state that fits, with few of the policies in ``order`` refused; None if none does.
 
@@ -265,16 +265,16 @@ class NodePolicy:
         return found
 
 
-def unselected_pods(policy: NodePolicy) -> List[NamespacedName]:
+def unselected_pods(policy: NodePolicy) -> list[NamespacedName]:
     """Return the pods of this node that no NetworkPolicy isolates in any direction, sorted."""
     return sorted(
         key for key, local in policy.local.items() if all(subject.tier != NETWORK_POLICY for subject in local.subjects)
     )
 
 
-def unused_policies(objects: PolicyObjects) -> List[NamespacedName]:
+def unused_policies(objects: PolicyObjects) -> list[NamespacedName]:
     """Return the NetworkPolicies that select no pod of the whole cluster, sorted."""
-    pods: Dict[str, List[Pod]] = {}
+    pods: dict[str, list[Pod]] = {}
     for pod in objects.pods.values():
         if counts(pod):
             pods.setdefault(pod.namespace, []).append(pod)

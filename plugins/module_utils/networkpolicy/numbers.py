@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Generic, Hashable, Set, TypeVar
+from typing import Callable, Generic, Hashable, TypeVar
 
 from .matching.compiled import Content, digest
 from .rows import EVERYTHING_ID, PORT_SET_BIT
@@ -36,10 +36,10 @@ class IdAllocator(Generic[Value]):
     """
 
     def __init__(self, hashed: Callable[[Value], bytes], high: bool) -> None:
-        self.values: Dict[int, Value] = {}
-        self.touched: Set[int] = set()
-        self._numbers: Dict[Value, int] = {}
-        self._uses: Dict[int, int] = {}
+        self.values: dict[int, Value] = {}
+        self.touched: set[int] = set()
+        self._numbers: dict[Value, int] = {}
+        self._uses: dict[int, int] = {}
         self._hashed = hashed
         self._high = PORT_SET_BIT if high else 0
 

@@ -10,7 +10,7 @@ isolated, the class of each peer, and what pods of the node may exchange with pe
 from __future__ import annotations
 
 from itertools import islice
-from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from ..base.addresses import FAMILIES, Network, family_of_packed
 from ..base.progress import Progress, unheeded
@@ -44,19 +44,19 @@ _NO_CONTENT = Content()
 class _Work(NamedTuple):
     """The pending work of an update: pods as peers, pods of this node as subjects, and addresses."""
 
-    pods: Set[NamespacedName]
-    local: Set[NamespacedName]
-    addresses: Set[Address]
+    pods: set[NamespacedName]
+    local: set[NamespacedName]
+    addresses: set[Address]
 
 
 class LocalPod(NamedTuple):
     """A pod of this node: the subjects that each of its addresses is part of."""
 
     pod: model.Pod
-    at: Mapping[Address, Tuple[Subject, ...]]
+    at: Mapping[Address, tuple[Subject, ...]]
 
     @property
-    def subjects(self) -> Tuple[Subject, ...]:
+    def subjects(self) -> tuple[Subject, ...]:
         """Return the subjects of all its addresses."""
         return tuple(dict.fromkeys(subject for subjects in self.at.values() for subject in subjects))
 
@@ -87,7 +87,7 @@ class PolicyState:
         progress: Progress = unheeded,
     ) -> None:
         self.table = PolicyRows(most_rows, progress)
-        self.local: Dict[NamespacedName, LocalPod] = {}
+        self.local: dict[NamespacedName, LocalPod] = {}
         self.owners = AddressOwners(node_name, node_addresses)
         self.peers = PodPeers(objects.namespaces)
         self._values = GrantValues(self.table)
@@ -99,16 +99,16 @@ class PolicyState:
         self._node_name = node_name
         self._objects = objects
         self._cluster_policies = cluster_policies
-        self._pods: Dict[NamespacedName, model.Pod] = {}
-        self._of_namespace: Dict[str, Set[NamespacedName]] = {}
-        self._policies: Dict[str, Dict[str, model.NetworkPolicy]] = {}
+        self._pods: dict[NamespacedName, model.Pod] = {}
+        self._of_namespace: dict[str, set[NamespacedName]] = {}
+        self._policies: dict[str, dict[str, model.NetworkPolicy]] = {}
         self._limited = most_rows is not None
         self._candidates = 0
         self._contents = PodContents(MOST_CANDIDATES_TOGETHER if self._limited else None)
         self.subjects = SubjectTable(self.table, self.peers, self.families.values(), limited=self._limited)
         self.compiler = RuleCompiler(refused, objects, progress)
         # Pods still to be classified again.
-        self._later: Dict[NamespacedName, None] = {}
+        self._later: dict[NamespacedName, None] = {}
         self._portion = portion
         self._progress = progress
         self._complete = True
@@ -233,7 +233,7 @@ class PolicyState:
         for tables in self.families.values():
             tables.flush()
 
-    def _reselect_local_pods(self, keys: Set[NamespacedName]) -> bool:
+    def _reselect_local_pods(self, keys: set[NamespacedName]) -> bool:
         """Determine the subjects of pods of this node again.
 
         Return whether grants may follow later: not if a pod that was already isolated would lack them meanwhile, nor
@@ -244,7 +244,7 @@ class PolicyState:
         before = self._pairs(keys)
         judged = {address for key in keys if key in self.local for address in self.local[key].at}
         # Most pods claim several addresses, and alone.
-        found: Dict[Tuple[NamespacedName, ...], Tuple[Subject, ...]] = {}
+        found: dict[tuple[NamespacedName, ...], tuple[Subject, ...]] = {}
         for key in keys:
             self.local.pop(key, None)
             pod = self._pods.get(key)
@@ -274,12 +274,12 @@ class PolicyState:
             self._set_isolation_rows(address)
         return gradual
 
-    def _pairs(self, keys: Iterable[NamespacedName]) -> Set[Tuple[Subject, Address]]:
+    def _pairs(self, keys: Iterable[NamespacedName]) -> set[tuple[Subject, Address]]:
         """Return the subjects of some pods of this node, paired with each of their addresses."""
         found = (self.local[key] for key in keys if key in self.local)
         return {(subject, address) for local in found for address, each in local.at.items() for subject in each}
 
-    def _with_sharers(self, keys: Set[NamespacedName]) -> Set[NamespacedName]:
+    def _with_sharers(self, keys: set[NamespacedName]) -> set[NamespacedName]:
         """Return these pods, and the other pods of the node that claim an address of theirs."""
         addresses = {address for key in keys for address in addresses_of(self._pods.get(key))}
         addresses.update(address for key in keys if key in self.local for address in self.local[key].at)
@@ -328,7 +328,7 @@ class PolicyState:
         if self._cluster_policies:
             yield from self._cluster_subjects(pods, ports)
 
-    def _cluster_subjects(self, pods: Sequence[model.Pod], ports: FrozenSet[model.ContainerPort]) -> Iterable[Subject]:
+    def _cluster_subjects(self, pods: Sequence[model.Pod], ports: frozenset[model.ContainerPort]) -> Iterable[Subject]:
         ordered = sorted(self._objects.cluster_policies.values(), key=lambda policy: (policy.priority, policy.name))
         selecting = [policy for policy in ordered if any(self._selects(policy, pod) for pod in pods)]
         for tier in (model.ADMIN, model.BASELINE):
@@ -349,7 +349,7 @@ class PolicyState:
             return False
         return selector.matches(namespace.labels) and policy.subject.pods.matches(pod.labels)
 
-    def _pods_to_reclassify(self, dirty: Set[NamespacedName]) -> Set[NamespacedName]:
+    def _pods_to_reclassify(self, dirty: set[NamespacedName]) -> set[NamespacedName]:
         """Return the pods to classify again because peers or port names have come into use or out of use.
 
         Raises TooManyRows if the peers in use may match too many objects.
@@ -359,7 +359,7 @@ class PolicyState:
         names = self.subjects.pop_changed_names()
         if len(dirty) * _MANY > len(self._pods) and (new or names):
             return set(self._pods)
-        found: Set[NamespacedName] = set()
+        found: set[NamespacedName] = set()
         for entry in gone:
             found |= self._contents.members(entry)
         found |= self._matched(new)
@@ -378,7 +378,7 @@ class PolicyState:
             if self._limited and self._candidates > MOST_CANDIDATES_TOGETHER:
                 raise TooManyRows
 
-    def _matched(self, entries: Sequence[PeerEntry]) -> Set[NamespacedName]:
+    def _matched(self, entries: Sequence[PeerEntry]) -> set[NamespacedName]:
         """Return the pods that any of these peers matches."""
         if not entries:
             return set()
@@ -406,5 +406,5 @@ class PolicyState:
         self._contents.set(key, content)
 
 
-def _pair_key(pair: Tuple[Subject, Address]) -> Tuple[str, str, Address]:
+def _pair_key(pair: tuple[Subject, Address]) -> tuple[str, str, Address]:
     return (pair[0].tier, pair[0].side, pair[1])

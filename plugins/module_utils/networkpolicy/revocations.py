@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Dict, Mapping, Set, Tuple
+from typing import AbstractSet, Any, Mapping
 
 from ..resources import ABSENT
 from .matching.owners import Address
@@ -36,8 +36,8 @@ class _Change:
 
     def addresses(self) -> AbstractSet[Address]:
         """See :func:`revoked`."""
-        found: Set[Address] = set()
-        peers: Dict[Tuple[int, int], Set[Address]] = {}
+        found: set[Address] = set()
+        peers: dict[tuple[int, int], set[Address]] = {}
         judge = self._policy.judge()
         for row, before in self._journal.items():
             is_new = before is ABSENT

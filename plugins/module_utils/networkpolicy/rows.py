@@ -38,7 +38,7 @@ row                                                 value
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Optional
 
 from ..base.progress import Progress, unheeded
 from ..resources import ABSENT
@@ -61,7 +61,7 @@ EVERYTHING_ID = PORT_SET_BIT | 1
 #: The class of peers that match no class.
 NO_CLASS = 0
 
-Row = Tuple[Any, ...]
+Row = tuple[Any, ...]
 
 #: Rows whose number depends on the content of policies, and not only on the pods of the node and the cluster.
 _BOUNDED = frozenset((BLOCK, ANY, GRANT, PORTS, TIER_GRANT, TIER_PORTS))
@@ -75,8 +75,8 @@ class PolicyRows:
     """
 
     def __init__(self, most: Optional[int] = None, progress: Progress = unheeded) -> None:
-        self.rows: Dict[Row, Any] = {}
-        self.journal: Dict[Row, Any] = {}
+        self.rows: dict[Row, Any] = {}
+        self.journal: dict[Row, Any] = {}
         self.steps = 0
         self._left = most
         self._progress = progress
@@ -122,7 +122,7 @@ class PolicyRows:
                 before[row] = value
         self.journal = {row: before.get(row, ABSENT) for row in (*before, *self.rows)}
 
-    def pop_journal(self) -> Dict[Row, Any]:
+    def pop_journal(self) -> dict[Row, Any]:
         """Return the rows that differ from their state at the last call, with their earlier values."""
         journal, self.journal = self.journal, {}
         return {row: before for row, before in journal.items() if self.rows.get(row, ABSENT) != before}

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, Iterable, Tuple, Union
+from typing import AbstractSet, Iterable, Union
 
 from ..base.progress import Progress, unheeded
 from ..cluster.model import NamespacedName
@@ -31,12 +31,12 @@ class RuleCompiler:
         self.refused = refused
         self._objects = objects
         self._progress = progress
-        self.too_large: Dict[PolicySide, str] = {}
+        self.too_large: dict[PolicySide, str] = {}
         #: Of the current pods, by which the size of policies is judged.
         self.candidates = Candidates({}, {}, {})
-        self._compiled: Dict[Tuple[int, str], Tuple[Policy, Tuple[CompiledRule, ...]]] = {}
+        self._compiled: dict[tuple[int, str], tuple[Policy, tuple[CompiledRule, ...]]] = {}
 
-    def rules(self, policy: Policy, direction: str) -> Tuple[CompiledRule, ...]:
+    def rules(self, policy: Policy, direction: str) -> tuple[CompiledRule, ...]:
         """Return the compiled rules of a policy in one direction."""
         key = (id(policy), direction)
         found = self._compiled.get(key)
@@ -52,8 +52,8 @@ class RuleCompiler:
         return found[1]
 
     def _affordable(
-        self, policy: NetworkPolicy, direction: str, rules: Tuple[CompiledRule, ...]
-    ) -> Tuple[CompiledRule, ...]:
+        self, policy: NetworkPolicy, direction: str, rules: tuple[CompiledRule, ...]
+    ) -> tuple[CompiledRule, ...]:
         key = (policy.key, direction)
         if key in self.refused:
             return ()

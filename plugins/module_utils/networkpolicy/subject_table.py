@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, List, Set
+from typing import Collection
 
 from ..cluster.policies.policy_model import ContainerPort
 from .family_tables import FamilyTables
@@ -25,17 +25,17 @@ class SubjectTable:
     """
 
     def __init__(self, rows: PolicyRows, peers: PodPeers, families: Collection[FamilyTables], *, limited: bool) -> None:
-        self.names: Dict[str, int] = {}
+        self.names: dict[str, int] = {}
         self.unions = PortUnions()
         self.kept = 0
-        self._subjects: Dict[SubjectKey, Subject] = {}
-        self._names_changed: Set[str] = set()
+        self._subjects: dict[SubjectKey, Subject] = {}
+        self._names_changed: set[str] = set()
         self._rows = rows
         self._peers = peers
         self._families = families
         self._limited = limited
 
-    def of(self, tier: str, side: str, rules: List[CompiledRule], ports: Collection[ContainerPort]) -> Subject:
+    def of(self, tier: str, side: str, rules: list[CompiledRule], ports: Collection[ContainerPort]) -> Subject:
         """Return the subject of a pod with these ports, a new one if no other pod has the same. Raises TooManyRows."""
         names = {name.name for rule in rules for name in rule.names} if side == "in" else set()
         key = SubjectKey(tier, side, tuple(map(id, rules)), frozenset(port for port in ports if port.name in names))
@@ -60,7 +60,7 @@ class SubjectTable:
         subject.close()
         self._use(subject, -1)
 
-    def pop_changed_names(self) -> Set[str]:
+    def pop_changed_names(self) -> set[str]:
         """Return the port names that have come into use or out of use since the last call."""
         names, self._names_changed = self._names_changed, set()
         return names

@@ -8,7 +8,7 @@ Pods with the same policies, and the same numbers behind the port names that ing
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple, TypeVar, Union
+from typing import AbstractSet, Iterable, NamedTuple, Sequence, TypeVar, Union
 
 from ..base.addresses import IPV4, IPV6
 from ..cluster.policies.policy_model import DENY, ContainerPort
@@ -26,12 +26,12 @@ _Key = TypeVar("_Key", Block, PeerEntry)
 Part = Union[Block, PeerEntry, str]
 
 
-def resolve(names: AbstractSet[NamedPort], ports: Iterable[ContainerPort]) -> List[Range]:
+def resolve(names: AbstractSet[NamedPort], ports: Iterable[ContainerPort]) -> list[Range]:
     """Return the ports that a pod defines for names."""
     return [range_of(port) for port in ports if not names.isdisjoint(names_of(port))] if names else []
 
 
-def names_of(port: ContainerPort) -> Tuple[NamedPort, NamedPort]:
+def names_of(port: ContainerPort) -> tuple[NamedPort, NamedPort]:
     """Return the names by which rules may mean a port of a pod."""
     return NamedPort(0, port.name), NamedPort(PROTOCOL_NUMBERS[port.protocol], port.name)
 
@@ -46,8 +46,8 @@ class SubjectKey(NamedTuple):
 
     tier: str
     side: str
-    rules: Tuple[int, ...]
-    ports: FrozenSet[ContainerPort]
+    rules: tuple[int, ...]
+    ports: frozenset[ContainerPort]
 
 
 class _Rule(NamedTuple):
@@ -56,7 +56,7 @@ class _Rule(NamedTuple):
     every_peer: bool
     ports: PortSet
     own: PortSet
-    names: FrozenSet[NamedPort]
+    names: frozenset[NamedPort]
     action: str
 
 
@@ -69,19 +69,19 @@ class Subject:
     def __init__(self, key: SubjectKey, rules: Sequence[CompiledRule], peers: PodPeers, unions: PortUnions) -> None:
         self.tier, self.side = key.tier, key.side
         self.key = key
-        self.addresses: Dict[str, Set[Address]] = {IPV4: set(), IPV6: set()}
-        self.granted: Dict[str, Dict[int, int]] = {IPV4: {}, IPV6: {}}
-        self.blocks: List[Block] = []
+        self.addresses: dict[str, set[Address]] = {IPV4: set(), IPV6: set()}
+        self.granted: dict[str, dict[int, int]] = {IPV4: {}, IPV6: {}}
+        self.blocks: list[Block] = []
         #: Keeps alive the rules whose identity is part of the key.
         self.compiled = tuple(rules)
         self._peers = peers
-        self._rules: List[_Rule] = []
-        self._every: List[int] = []
-        self._by_peer: Dict[PeerEntry, List[int]] = {}
-        self._by_block: Dict[Block, List[int]] = {}
-        self._by_name: Dict[NamedPort, List[int]] = {}
+        self._rules: list[_Rule] = []
+        self._every: list[int] = []
+        self._by_peer: dict[PeerEntry, list[int]] = {}
+        self._by_block: dict[Block, list[int]] = {}
+        self._by_name: dict[NamedPort, list[int]] = {}
         # Of rules for every peer.
-        self._names_of_every: Set[str] = set()
+        self._names_of_every: set[str] = set()
         #: How many steps it has taken so far to evaluate grants.
         self.steps = 0
         self._unions = unions
@@ -91,12 +91,12 @@ class Subject:
         self.any = unions.acquire(unions.of(self._sets(every)))
 
     @property
-    def parts(self) -> Tuple[Part, ...]:
+    def parts(self) -> tuple[Part, ...]:
         """Return the distinct peers and blocks of the rules, and the names in rules for every peer."""
         return (*self._by_peer, *self._by_block, *self._names_of_every)
 
     @property
-    def names(self) -> Set[str]:
+    def names(self) -> set[str]:
         """Return the port names whose meaning depends on the peer."""
         return {name.name for name in self._by_name}
 
@@ -135,25 +135,25 @@ class Subject:
             for _number in numbers:
                 self._peers.release(entry)
 
-    def _sets(self, numbers: Iterable[int]) -> List[PortSet]:
+    def _sets(self, numbers: Iterable[int]) -> list[PortSet]:
         """Return the ports of some rules that do not depend on the peer."""
         rules = [self._rules[number] for number in numbers]
         return [ports for rule in rules for ports in (rule.ports, rule.own) if ports]
 
-    def _matched(self, content: Content) -> Set[int]:
-        matched: Set[int] = set()
+    def _matched(self, content: Content) -> set[int]:
+        matched: set[int] = set()
         matched.update(*self._found(self._by_peer, content.peers), *self._found(self._by_block, content.blocks))
         self.steps += len(matched) // PER_STEP
         return matched
 
-    def _found(self, used: Dict[_Key, List[int]], parts: FrozenSet[_Key]) -> List[List[int]]:
+    def _found(self, used: dict[_Key, list[int]], parts: frozenset[_Key]) -> list[list[int]]:
         """Return the rules of the parts that both have, at a cost of the smaller number of parts."""
         self.steps += min(len(used), len(parts))
         if len(used) < len(parts):
             return [numbers for part, numbers in used.items() if part in parts]
         return [used[part] for part in parts if part in used]
 
-    def _named(self, matched: AbstractSet[int], ports: Iterable[ContainerPort]) -> List[Range]:
+    def _named(self, matched: AbstractSet[int], ports: Iterable[ContainerPort]) -> list[Range]:
         """Return the ports of a peer whose names are in the rules that match it, or in those for every peer."""
         found = []
         for port in ports:
@@ -184,7 +184,7 @@ class Subject:
         """Return a cluster policy tier's decision for peers without a class."""
         return self._outcome(set(), Content()) if self.tier != NETWORK_POLICY else NOTHING
 
-    def _outcome(self, matched: Set[int], content: Content) -> TierOutcome:
+    def _outcome(self, matched: set[int], content: Content) -> TierOutcome:
         """Return the outcome of a tier; rules for every peer are those that deny all because they failed closed.
 
         Ports are no steps here: to refuse NetworkPolicies would not make the administrator's policies need less.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator
+from typing import Iterator
 
 from ..cluster.policies.policy_model import ACCEPT, DENY
 from .limits import PER_STEP
@@ -21,7 +21,7 @@ class GrantValues:
         self._rows = rows
         self._numbers: IdAllocator[Grant] = IdAllocator(value_digest, high=True)
         # Comparing large values again for each class would take longer than everything else.
-        self._by_identity: Dict[int, int] = {}
+        self._by_identity: dict[int, int] = {}
 
     def acquire(self, value: Grant) -> int:
         """Return the number of a port set or outcome, and count one more use. Raises TooManyRows."""

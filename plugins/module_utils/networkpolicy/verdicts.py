@@ -9,7 +9,7 @@ pod of any node. Tests with random clusters check that both always agree.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from ..base.addresses import unpacked
 from ..cluster.parsing.policy_objects import PolicyObjects
@@ -42,8 +42,8 @@ class SideVerdict(NamedTuple):
     allowed: bool
     reason: str
     by: str = ""
-    isolated_by: Tuple[str, ...] = ()
-    misses: Tuple[str, ...] = ()
+    isolated_by: tuple[str, ...] = ()
+    misses: tuple[str, ...] = ()
 
 
 class _Match(NamedTuple):
@@ -80,7 +80,7 @@ class Verdicts:
 
     # ---- NetworkPolicy
 
-    def _isolating(self, direction: str, pods: Sequence[model.Pod]) -> List[model.NetworkPolicy]:
+    def _isolating(self, direction: str, pods: Sequence[model.Pod]) -> list[model.NetworkPolicy]:
         return [
             policy
             for key, policy in sorted(self._objects.policies.items())
@@ -90,7 +90,7 @@ class Verdicts:
 
     def _network_policies(
         self,
-        isolating: List[model.NetworkPolicy],
+        isolating: list[model.NetworkPolicy],
         direction: str,
         pods: Sequence[model.Pod],
         *,
@@ -100,7 +100,7 @@ class Verdicts:
         names = tuple(str(policy.key) for policy in isolating)
         if itself:
             return SideVerdict(True, ITSELF, isolated_by=names)
-        misses: List[str] = []
+        misses: list[str] = []
         for policy in isolating:
             too_large = self._too_large.get((policy.key, direction))
             if too_large:

@@ -15,7 +15,7 @@ import hashlib
 import os
 import pkgutil
 import re
-from typing import Dict, List, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from ..base.errors import ConfigurationError, os_errors
 
@@ -77,7 +77,7 @@ def source_identity(directory: str) -> Identity:
     return Identity(collection_version(directory) or UNKNOWN_VERSION, content_hash(source_files(directory)))
 
 
-def source_files(directory: str) -> Dict[str, bytes]:
+def source_files(directory: str) -> dict[str, bytes]:
     """Return the engine's files as :func:`python_files` does. Raises ConfigurationError if some are missing, too."""
     found = python_files(directory)
     if "command/cli.py" not in found:
@@ -85,19 +85,19 @@ def source_files(directory: str) -> Dict[str, bytes]:
     return found
 
 
-def python_files(directory: str) -> Dict[str, bytes]:
+def python_files(directory: str) -> dict[str, bytes]:
     """Read the engine's Python files below its top package: relative path with forward slashes to content, sorted.
 
     Raises ConfigurationError if a file cannot be read.
     """
-    paths: List[str] = []
+    paths: list[str] = []
     for place, directories, files in os.walk(directory):
         relative = os.path.relpath(place, directory)
         if relative == ".":
             directories[:] = [name for name in directories if name not in NOT_SHIPPED]
         directories[:] = sorted(name for name in directories if name != "__pycache__")
         paths += [os.path.normpath(os.path.join(relative, name)) for name in files if name.endswith(".py")]
-    found: Dict[str, bytes] = {}
+    found: dict[str, bytes] = {}
     for path in sorted(paths):
         name = os.path.join(directory, path)
         with os_errors(ConfigurationError, name), open(name, "rb") as file:
@@ -105,7 +105,7 @@ def python_files(directory: str) -> Dict[str, bytes]:
     return found
 
 
-def content_hash(files: Dict[str, bytes]) -> str:
+def content_hash(files: dict[str, bytes]) -> str:
     """Return the SHA-256, in hexadecimal, of the files' names and contents in the order of their names."""
     digest = hashlib.sha256()
     for path in sorted(files):

@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 import sys
 import zipfile
-from typing import Dict
 
 from ..base.errors import ConfigurationError, os_errors
 from .archive import PACKAGE, zip_application
 from .identity import NOT_SHIPPED, python_files
 
 
-def _from_archive(top: str) -> Dict[str, bytes]:
+def _from_archive(top: str) -> dict[str, bytes]:
     archive = top
     while archive and not os.path.isfile(archive):
         archive, _slash, _rest = archive.rpartition("/")
@@ -30,7 +29,7 @@ def _from_archive(top: str) -> Dict[str, bytes]:
         return {name[len(prefix) :]: packed.read(name) for name in names}
 
 
-def running_files(package: str = "") -> Dict[str, bytes]:
+def running_files(package: str = "") -> dict[str, bytes]:
     """Return the Python files of the running engine by path below its top package.
 
     They are read from a directory, an archive or a module's payload. Raises ConfigurationError if they cannot be found.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from ..base.addresses import IPV4, IPV6
 from ..base.errors import KernelError
@@ -27,7 +27,7 @@ class ModeNeeds(NamedTuple):
     #: The mode's name, which selects the kernel modules.
     name: str
     #: The oldest supported release.
-    kernel: Tuple[int, int, int] = (0, 0, 0)
+    kernel: tuple[int, int, int] = (0, 0, 0)
     #: The iptables matches and targets that the mode's rules use; empty for a mode without iptables.
     extensions: features.Extensions = {}
     #: Whether the mode uses IPVS, and ipsets.
@@ -36,7 +36,7 @@ class ModeNeeds(NamedTuple):
     #: The filter backend of ipvs mode, which selects kernel modules, too.
     filter_backend: str = ""
     #: Capabilities of this process without which the mode cannot work.
-    capabilities: Tuple[str, ...] = ("CAP_NET_ADMIN", "CAP_NET_RAW")
+    capabilities: tuple[str, ...] = ("CAP_NET_ADMIN", "CAP_NET_RAW")
     #: No other program may serve Services or change the firewall beside it.
     exclusive: bool = True
 
@@ -51,17 +51,17 @@ class Intention(NamedTuple):
     """
 
     needs: ModeNeeds
-    families: Tuple[str, ...]
-    schedulers: Tuple[str, ...] = ()
+    families: tuple[str, ...]
+    schedulers: tuple[str, ...] = ()
     variants: Optional[Mapping[str, XtablesVariant]] = None
     set_contributions: Iterable[SetContribution] = ()
     refused_at_loopback: RefusedPorts = {}
 
 
-def find_variants(families: Sequence[str]) -> Tuple[Dict[str, XtablesVariant], List[Finding]]:
+def find_variants(families: Sequence[str]) -> tuple[dict[str, XtablesVariant], list[Finding]]:
     """Return the iptables to use for each family, and errors for families that have none installed."""
-    variants: Dict[str, XtablesVariant] = {}
-    findings: List[Finding] = []
+    variants: dict[str, XtablesVariant] = {}
+    findings: list[Finding] = []
     survey = Survey()
     for family in families:
         try:
@@ -80,7 +80,7 @@ def forward_policy(variant: XtablesVariant) -> str:
     return words[2] if words[:2] == ["-P", "FORWARD"] and len(words) > 2 else ""
 
 
-def _other_rules(variant: XtablesVariant) -> List[str]:
+def _other_rules(variant: XtablesVariant) -> list[str]:
     """Return the rules of the variant that the node does not use, as iptables-save prints them, none if unused."""
     other = LEGACY if variant.name == NFT else NFT
     program = find_program(f"{'ip6tables' if variant.family == IPV6 else 'iptables'}-{other}-save")
@@ -89,7 +89,7 @@ def _other_rules(variant: XtablesVariant) -> List[str]:
     return run_save(program, other, variant.family).output.splitlines()
 
 
-def forward_policies(variants: Mapping[str, XtablesVariant]) -> Dict[str, str]:
+def forward_policies(variants: Mapping[str, XtablesVariant]) -> dict[str, str]:
     """Return the policy of the chain FORWARD for each family, IPv4 first; DROP if either variant of iptables has it.
 
     The kernel applies both: what one accepts, the other may still drop.
@@ -101,7 +101,7 @@ def forward_policies(variants: Mapping[str, XtablesVariant]) -> Dict[str, str]:
     return found
 
 
-def forward_findings(policies: Mapping[str, str]) -> List[Finding]:
+def forward_findings(policies: Mapping[str, str]) -> list[Finding]:
     """Return warnings for families (family to policy) whose chain FORWARD drops packets that no rule accepts."""
     findings = []
     for family, policy in policies.items():
@@ -114,7 +114,7 @@ def forward_findings(policies: Mapping[str, str]) -> List[Finding]:
     return findings
 
 
-def preflight(intention: Intention, release: str = "") -> List[Finding]:
+def preflight(intention: Intention, release: str = "") -> list[Finding]:
     """Return all findings about this intention; an empty list if the node is ready. Changes nothing.
 
     ``release``: of the kernel, for tests. If the process lacks capabilities, only these are reported, because other

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Collection, Dict, List, Mapping, NamedTuple, Sequence
+from typing import AbstractSet, Collection, Mapping, NamedTuple, Sequence
 
 from ..base.errors import some_of
 from ..cluster.model import EndpointSlice, NamespacedName, Node, Service
@@ -46,7 +46,7 @@ class Host(NamedTuple):
 
 def completeness_findings(
     kinds: AbstractSet[str], outside: bool = False, *, policies: bool = False, services: bool = True
-) -> List[Finding]:
+) -> list[Finding]:
     """Return an error if the cluster state has no object of a kind that every cluster has.
 
     A running cluster has at least the Service ``default/kubernetes`` with its EndpointSlice, a Node, Namespaces and
@@ -87,7 +87,7 @@ def _node_of_address(nodes: Mapping[str, Node], host: Host) -> str:
     return names[0] if len(names) == 1 else ""
 
 
-def node_findings(cluster: ClusterState, host: Host) -> List[Finding]:
+def node_findings(cluster: ClusterState, host: Host) -> list[Finding]:
     """Return an error if the host's node name is that of no Node, or of another host; it suggests the right one.
 
     Without a Node no endpoint is local, and with that of another host the wrong ones are: the host would drop traffic
@@ -116,7 +116,7 @@ def node_findings(cluster: ClusterState, host: Host) -> List[Finding]:
 
 def loss_findings(
     before: AbstractSet[str], after: AbstractSet[str], names: Mapping[str, str], limit_percent: float
-) -> List[Finding]:
+) -> list[Finding]:
     """Return an error if more than ``limit_percent`` of the Services that have endpoints would have none.
 
     ``before``, ``after``: cluster IPs of one family of the Services with endpoints in the kernel, now and after the
@@ -136,13 +136,13 @@ def loss_findings(
     return [Finding(LOSS, ERROR, what, remedy)]
 
 
-def origin_of(services: Mapping[NamespacedName, Service]) -> Dict[NamespacedName, str]:
+def origin_of(services: Mapping[NamespacedName, Service]) -> dict[NamespacedName, str]:
     """Return when the first Services of a cluster were created, which identifies it; empty if that is not known."""
     found = [service for service in map(services.get, FIRST_SERVICES) if service is not None]
     return {service.key: service.created for service in found if service.created}
 
 
-def origin_findings(before: Mapping[NamespacedName, str], now: Mapping[NamespacedName, str]) -> List[Finding]:
+def origin_findings(before: Mapping[NamespacedName, str], now: Mapping[NamespacedName, str]) -> list[Finding]:
     """Return an error if the cluster is another one than before.
 
     One of the Services by which it is known may be created again, but no cluster forgets all of them. ``before``,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Mapping, Sequence
 
 from ..base.addresses import IPV6
 from ..base.errors import KernelError
@@ -23,7 +23,7 @@ _CAP_SYS_MODULE = 16
 
 _BECOME = "run as root (in a playbook: become: true)"
 
-Extensions = Mapping[str, Tuple[str, ...]]
+Extensions = Mapping[str, tuple[str, ...]]
 """Extension as named in /proc/net/ip_tables_matches and _targets -> the modules that provide it."""
 
 _MATCHES: Extensions = {
@@ -38,7 +38,7 @@ IPTABLES_EXTENSIONS: Extensions = {**_MATCHES, **_TARGETS, "statistic": ("xt_sta
 IPVS_EXTENSIONS: Extensions = {**_MATCHES, **_TARGETS, "set": ("xt_set",)}
 
 
-def rights_findings(effective: int, needed: Sequence[str] = tuple(_CAPABILITIES)) -> List[Finding]:
+def rights_findings(effective: int, needed: Sequence[str] = tuple(_CAPABILITIES)) -> list[Finding]:
     """Return an error that names the capabilities for changing the network that ``effective`` lacks."""
     missing = [name for name in needed if not effective >> _CAPABILITIES[name] & 1]
     if not missing:
@@ -47,14 +47,14 @@ def rights_findings(effective: int, needed: Sequence[str] = tuple(_CAPABILITIES)
     return [Finding(RIGHTS, ERROR, what, _BECOME)]
 
 
-def module_findings(names: Sequence[str], effective: int, release: str, root: str = "") -> List[Finding]:
+def module_findings(names: Sequence[str], effective: int, release: str, root: str = "") -> list[Finding]:
     """Return errors for missing modules that cannot be loaded: not installed, no modprobe, or no CAP_SYS_MODULE."""
     resource = ModulesResource(names, release=release, root=root)
     missing = [name for name in resource.names if name not in present_modules(resource.names, release, root)]
     if not missing:
         return []
-    findings: List[Finding] = []
-    by_reason: Dict[str, List[str]] = {}
+    findings: list[Finding] = []
+    by_reason: dict[str, list[str]] = {}
     unavailable = resource.unavailable(missing)
     for name, reason in unavailable.items():
         by_reason.setdefault(reason, []).append(name)
@@ -75,7 +75,7 @@ def module_findings(names: Sequence[str], effective: int, release: str, root: st
     return findings
 
 
-def kernel_version_findings(mode: str, minimum: Tuple[int, int, int], version: Tuple[int, int, int]) -> List[Finding]:
+def kernel_version_findings(mode: str, minimum: tuple[int, int, int], version: tuple[int, int, int]) -> list[Finding]:
     """Return an error if the kernel is older than ``minimum``, which the mode needs."""
     if version >= minimum:
         return []
@@ -83,7 +83,7 @@ def kernel_version_findings(mode: str, minimum: Tuple[int, int, int], version: T
     return [Finding(KERNEL_VERSION, ERROR, what, "use mode iptables, or a newer kernel")]
 
 
-def family_findings(variants: Mapping[str, XtablesVariant]) -> List[Finding]:
+def family_findings(variants: Mapping[str, XtablesVariant]) -> list[Finding]:
     """Return errors for families in which iptables cannot do NAT on this node."""
     findings = []
     for family, variant in variants.items():
@@ -94,9 +94,9 @@ def family_findings(variants: Mapping[str, XtablesVariant]) -> List[Finding]:
     return findings
 
 
-def _registered(family: str, root: str) -> List[str]:
+def _registered(family: str, root: str) -> list[str]:
     prefix = "ip6" if family == IPV6 else "ip"
-    found: List[str] = []
+    found: list[str] = []
     for kind in ("matches", "targets"):
         found += (facts.read_text(f"{root}/proc/net/{prefix}_tables_{kind}") or "").split()
     return found
@@ -104,7 +104,7 @@ def _registered(family: str, root: str) -> List[str]:
 
 def extension_findings(
     needed: Extensions, variants: Mapping[str, XtablesVariant], release: str, root: str = ""
-) -> List[Finding]:
+) -> list[Finding]:
     """Return errors for iptables matches and targets that a mode needs and the kernel neither has nor can load.
 
     Sources are the registered extensions and the list of installed modules. Without that list the nf_tables variant is
@@ -132,7 +132,7 @@ def extension_findings(
     return findings
 
 
-def ipvs_findings(release: str, root: str = "") -> List[Finding]:
+def ipvs_findings(release: str, root: str = "") -> list[Finding]:
     """Return an error if the kernel has IPVS but it does not answer in this network namespace.
 
     Modules that are not loaded yet are not checked, because a request would load them.
@@ -147,7 +147,7 @@ def ipvs_findings(release: str, root: str = "") -> List[Finding]:
     return []
 
 
-def ipset_findings(release: str, root: str = "") -> List[Finding]:
+def ipset_findings(release: str, root: str = "") -> list[Finding]:
     """Return an error if the kernel has ipsets but they do not answer, as for :func:`ipvs_findings`."""
     if "ip_set" in present_modules(["ip_set"], release, root):
         from ..kernel.ipset.sets import IpsetSocket
@@ -160,7 +160,7 @@ def ipset_findings(release: str, root: str = "") -> List[Finding]:
     return []
 
 
-def iptables_findings(variants: Mapping[str, XtablesVariant]) -> List[Finding]:
+def iptables_findings(variants: Mapping[str, XtablesVariant]) -> list[Finding]:
     """Return warnings for iptables before 1.6.2, whose MASQUERADE does not use random ports.
 
     Its iptables-restore cannot wait for the xtables lock either, so the engine takes the lock itself.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List, NamedTuple, Sequence
+from typing import Iterable, NamedTuple, Sequence
 
 from ..base.errors import ConfigurationError, PreflightError
 
@@ -63,7 +63,7 @@ class Finding(NamedTuple):
         return " ".join(f"{self.what}: {self.remedy}".split())
 
 
-def judge(findings: Iterable[Finding], ignore: Sequence[str] = ()) -> List[str]:
+def judge(findings: Iterable[Finding], ignore: Sequence[str] = ()) -> list[str]:
     """Return the warnings, one line each; raise PreflightError listing all errors.
 
     Errors named in ``ignore`` become warnings, and warnings named there are dropped. Raises ConfigurationError for an
@@ -74,8 +74,8 @@ def judge(findings: Iterable[Finding], ignore: Sequence[str] = ()) -> List[str]:
         raise ConfigurationError(
             f"ignore_findings: {', '.join(unknown)}: not the name of a finding ({', '.join(NAMES)})"
         )
-    errors: List[str] = []
-    warnings: List[str] = []
+    errors: list[str] = []
+    warnings: list[str] = []
     for finding in findings:
         if finding.severity == ERROR and finding.name not in ignore:
             errors.append(f"{finding} [{finding.name}]")

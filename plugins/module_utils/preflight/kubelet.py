@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Callable, List, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 
 from ..base.errors import ConfigurationError, KernelError
 from ..base.regular_files import SMALL, parse_json, read_regular
@@ -109,7 +109,7 @@ def used_server(record: str = RECORD, started: Started = kubelet_start) -> str:
     return known.written
 
 
-def address_findings(check: bool) -> List[Finding]:
+def address_findings(check: bool) -> list[Finding]:
     """Return an error, or with ``check`` a warning, if kubelet uses an address of the API servers: it would lose them.
 
     For what removes or replaces what serves it. Raises ConfigurationError.

@@ -5,23 +5,23 @@
 
 from __future__ import annotations
 
-from typing import Dict, Hashable, Iterable, List, Set, Tuple
+from typing import Hashable, Iterable
 
 from .findings import ERROR, SET_LIMIT, Finding
 
 ELEMENTS_LIMIT = 65536
 
-SetContribution = Tuple[str, Iterable[Tuple[str, Hashable]]]
+SetContribution = tuple[str, Iterable[tuple[str, Hashable]]]
 """The name of a Service port (``shop/cart:http``) and the (set, element) pairs that it needs."""
 
 
-def set_limit_findings(contributions: Iterable[SetContribution], limit: int = ELEMENTS_LIMIT) -> List[Finding]:
+def set_limit_findings(contributions: Iterable[SetContribution], limit: int = ELEMENTS_LIMIT) -> list[Finding]:
     """Return one error per set that would exceed ``limit`` elements; it names the first Service that does not fit.
 
     Elements that several Services need count once. The order of ``contributions`` decides which Service is first.
     """
-    elements: Dict[str, Set[Hashable]] = {}
-    first_too_many: Dict[str, str] = {}
+    elements: dict[str, set[Hashable]] = {}
+    first_too_many: dict[str, str] = {}
     for service, needed in contributions:
         for name, element in needed:
             known = elements.setdefault(name, set())

@@ -9,14 +9,14 @@ import contextlib
 import os
 import re
 import socket
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import Iterator, Mapping, NamedTuple
 
 from ..base.addresses import FAMILIES, IPV4, IPV6, address_and_port, canonical_address, is_loopback
 from ..kernel import facts
 from .findings import LOCALHOST_NODE_PORT, WARNING, Finding
 
 #: The node ports that are refused: family, protocol in lower case and port, and the Service port that has it.
-RefusedPorts = Mapping[Tuple[str, str, int], str]
+RefusedPorts = Mapping[tuple[str, str, int], str]
 
 #: The state of a socket that listens, by protocol, as the kernel shows it (net/tcp_states.h).
 _LISTENING = {"tcp": "0A", "udp": "07"}
@@ -30,7 +30,7 @@ class _Socket(NamedTuple):
     inode: str
 
     @property
-    def families(self) -> Tuple[str, ...]:
+    def families(self) -> tuple[str, ...]:
         """Return the families of which it gets what arrives at a loopback address."""
         if self.address in ("0.0.0.0", "::"):
             return (IPV4,) if self.address == "0.0.0.0" else FAMILIES
@@ -57,9 +57,9 @@ def _address(family: int, text: str) -> str:
     return canonical_address(found) or found
 
 
-def _programs(inodes: Mapping[str, _Socket], root: str) -> Dict[str, str]:
+def _programs(inodes: Mapping[str, _Socket], root: str) -> dict[str, str]:
     """Return the program and process that has each socket, of those whose files may be read."""
-    found: Dict[str, str] = {}
+    found: dict[str, str] = {}
     for number in filter(str.isdecimal, os.listdir(f"{root}/proc")):
         # The process has ended, or is another user's.
         with contextlib.suppress(OSError):
@@ -71,12 +71,12 @@ def _programs(inodes: Mapping[str, _Socket], root: str) -> Dict[str, str]:
     return found
 
 
-def localhost_findings(refused: RefusedPorts, root: str = "") -> List[Finding]:
+def localhost_findings(refused: RefusedPorts, root: str = "") -> list[Finding]:
     """Return a warning for each socket of another program that gets no more connections at loopback addresses."""
     if not refused:
         return []
-    concerned: Dict[str, _Socket] = {}
-    owners: Dict[str, str] = {}
+    concerned: dict[str, _Socket] = {}
+    owners: dict[str, str] = {}
     for item in _sockets(root):
         for family in item.families:
             owner = refused.get((family, item.protocol, item.port))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Callable, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
+from typing import Callable, Iterable, Iterator, Sequence
 
 from ..base.addresses import FAMILIES, IPV4, IPV6, Network, family_of
 from ..base.errors import KernelError, some_of
@@ -35,9 +35,9 @@ _NAMED = 5
 _CALLS = {IPV4: "net.bridge.bridge-nf-call-iptables", IPV6: "net.bridge.bridge-nf-call-ip6tables"}
 
 
-def other_implementations(running: Sequence[Process]) -> List[Finding]:
+def other_implementations(running: Sequence[Process]) -> list[Finding]:
     """Return a warning for each other implementation of network policies on this node."""
-    found: Dict[str, str] = {}
+    found: dict[str, str] = {}
     for process in running:
         for program in programs(process):
             name = _PROGRAMS.get(program)
@@ -58,7 +58,7 @@ def other_implementations(running: Sequence[Process]) -> List[Finding]:
     ]
 
 
-def _in_nftables() -> Iterator[Tuple[str, str]]:
+def _in_nftables() -> Iterator[tuple[str, str]]:
     """Yield the traces in the tables and chains of the kernel, those of iptables-nft included."""
     # Without nf_tables there are none. A table that cannot be listed is reported where it is needed.
     with contextlib.suppress(KernelError), NetlinkSocket(NETLINK_NETFILTER) as sock:
@@ -72,7 +72,7 @@ def _in_nftables() -> Iterator[Tuple[str, str]]:
                         yield name, f"chain {chain.name}"
 
 
-def _in_legacy_tables() -> Iterator[Tuple[str, str]]:
+def _in_legacy_tables() -> Iterator[tuple[str, str]]:
     """Yield the traces in legacy iptables, which the kernel applies as well. Load nothing."""
     for family in FAMILIES:
         names = table_names(family)
@@ -86,7 +86,7 @@ def _in_legacy_tables() -> Iterator[Tuple[str, str]]:
 
 def bridge_findings(
     addresses: Iterable[str], root: str = "", judges_frames: Callable[[], bool] = lambda: True
-) -> List[Finding]:
+) -> list[Finding]:
     """Return an error if pods of this node share a bridge whose packets the table does not see.
 
     ``addresses``: of the pods. The kernel shows packets between ports of one bridge to IP hooks only if br_netfilter
@@ -94,7 +94,7 @@ def bridge_findings(
     returns that nf_tables does not see frames.
     """
     every, findings = list(addresses), []
-    shared: Set[str] = set()
+    shared: set[str] = set()
     for family in FAMILIES:
         own = [address for address in every if family_of(address) == family]
         bridges = {
@@ -120,7 +120,7 @@ def bridge_findings(
     return findings
 
 
-def unknown_pod_findings(addresses: Sequence[str], ranges: Sequence[Network]) -> List[Finding]:
+def unknown_pod_findings(addresses: Sequence[str], ranges: Sequence[Network]) -> list[Finding]:
     """Return an error if traffic of unknown pods cannot be denied: their addresses are in no known range.
 
     ``addresses``: of the known pods of this node. ``ranges``: those in which unknown addresses are denied.
@@ -138,7 +138,7 @@ def unknown_pod_findings(addresses: Sequence[str], ranges: Sequence[Network]) ->
     return [Finding(UNKNOWN_PODS, ERROR, what, remedy)]
 
 
-def _routes(family: str, root: str) -> Iterator[Tuple[str, Network]]:
+def _routes(family: str, root: str) -> Iterator[tuple[str, Network]]:
     """Yield (interface, range) of the routes of the main table. Sources: net/ipv4/fib_trie.c, net/ipv6/route.c."""
     if family == IPV4:
         for line in (facts.read_text(f"{root}/proc/net/route") or "").splitlines()[1:]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence
 
 from ..base.installed import CONFIGURATION_FILE, KEPT_OFF_FILE
 from ..kernel import facts
@@ -37,10 +37,10 @@ class Process(NamedTuple):
 
     number: int
     name: str
-    arguments: Tuple[str, ...]
+    arguments: tuple[str, ...]
 
 
-def processes(root: str = "") -> List[Process]:
+def processes(root: str = "") -> list[Process]:
     """Return the processes that may change our network namespace, except those that we may not inspect.
 
     Others have no influence on it, whatever their names: any user may start a program called kube-proxy, also with all
@@ -68,12 +68,12 @@ def processes(root: str = "") -> List[Process]:
     return found
 
 
-def _namespaces(directory: str) -> Tuple[str, str]:
+def _namespaces(directory: str) -> tuple[str, str]:
     """Return the network and the user namespace of a process. Raises OSError."""
     return os.readlink(f"{directory}/ns/net"), os.readlink(f"{directory}/ns/user")
 
 
-def programs(process: Process) -> List[str]:
+def programs(process: Process) -> list[str]:
     """Return the names that may identify a process: its own, its program's, and the name of a script it runs."""
     program = os.path.basename(process.arguments[0])
     names = [process.name, program]
@@ -91,7 +91,7 @@ def option(process: Process, name: str) -> str:
     return ""
 
 
-def process_findings(running: Sequence[Process]) -> List[Finding]:
+def process_findings(running: Sequence[Process]) -> list[Finding]:
     """Return findings for programs that write the same rules or rewrite the firewall."""
     findings = []
     for process in running:
@@ -123,7 +123,7 @@ def process_findings(running: Sequence[Process]) -> List[Finding]:
     return list(dict.fromkeys(findings))
 
 
-def service_proxy_findings(root: str = "", standalone: bool = False) -> List[Finding]:
+def service_proxy_findings(root: str = "", standalone: bool = False) -> list[Finding]:
     """Return an error for each other service proxy that runs on this node. Only root can see the programs of all users.
 
     ``standalone``: another program is to serve the Services (``networkPolicy.standalone``), so it is an error that
@@ -150,19 +150,19 @@ def leaves_services(path: str = "") -> Optional[bool]:
     return None if text is None else _STANDALONE.search(text) is not None
 
 
-def other_rules_findings() -> List[Finding]:
+def other_rules_findings() -> list[Finding]:
     """Return an error if the rules of Services are not ours, by the configuration of the agent."""
     what = "networkPolicy.standalone leaves this node's Services to another program, whose rules would be lost"
     remedy = "set it here as well (service_proxy_network_policy_standalone)"
     return [Finding(KUBE_PROXY, ERROR, what, remedy)] if leaves_services() else []
 
 
-def possible_proxies(running: Sequence[Process]) -> List[Finding]:
+def possible_proxies(running: Sequence[Process]) -> list[Finding]:
     """Return findings for each program that serves Services, or may do so: its arguments do not rule it out."""
     return [finding for finding in process_findings(running) if finding.name in _SERVICE_PROXIES]
 
 
-def removal_findings(running: Sequence[Process], ours: bool = True) -> List[Finding]:
+def removal_findings(running: Sequence[Process], ours: bool = True) -> list[Finding]:
     """Return findings for a node that would lose the rules of kube-proxy, which have the same names as ours.
 
     That is a node where kube-proxy runs, or is to run by the configuration of its agent; and one that kube-proxy is
@@ -183,7 +183,7 @@ def removal_findings(running: Sequence[Process], ours: bool = True) -> List[Find
     return found
 
 
-def ufw_findings(root: str = "") -> List[Finding]:
+def ufw_findings(root: str = "") -> list[Finding]:
     """Return a warning if ufw is enabled and does not accept forwarded traffic."""
     enabled = (facts.read_text(f"{root}/etc/ufw/ufw.conf") or "").lower().replace(" ", "")
     if not any(line.startswith("enabled=yes") for line in enabled.splitlines()):

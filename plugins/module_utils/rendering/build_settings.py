@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Optional, Sequence, Tuple
+from typing import Iterable, Optional, Sequence
 
 from ..base.addresses import IPV4, family_of
 from ..cluster.model import Node
@@ -71,7 +71,7 @@ def localhost_node_ports(configuration: model.KubeProxyConfiguration, own: NodeA
     return node_port_addresses(values, IPV4).contains_loopback
 
 
-def localhost_rejected(configuration: model.KubeProxyConfiguration, family: str) -> Tuple[str, ...]:
+def localhost_rejected(configuration: model.KubeProxyConfiguration, family: str) -> tuple[str, ...]:
     """Return the protocols whose node ports are refused at the loopback addresses of a family (KEP-6032).
 
     In nftables mode, whose table cannot redirect connections from there, these are all protocols. But TCP is not one of
@@ -93,7 +93,7 @@ def dataplane_settings(
     *,
     node_name: str,
     node: Optional[Node],
-    node_addresses: Iterable[Tuple[str, str]],
+    node_addresses: Iterable[tuple[str, str]],
     service_cidrs: Sequence[str] = (),
     conntrack_liberal: bool = False,
     random_fully: bool = True,

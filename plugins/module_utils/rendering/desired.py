@@ -10,7 +10,7 @@ ServicePorts.
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 from ..base.progress import Progress, unheeded
 from ..cluster.model import NamespacedName
@@ -26,7 +26,7 @@ STATIC = ServicePortName("", "", "", "")
 _SERVICES_BETWEEN_PROGRESS = 500
 _ENTRIES_BETWEEN_PROGRESS = 20_000
 
-Changes = Dict[str, Change[Any, Any]]
+Changes = dict[str, Change[Any, Any]]
 ServicePortsOf = Callable[[NamespacedName], Sequence[ServicePortInfo]]
 Failed = Callable[[NamespacedName, Exception], bool]
 
@@ -69,10 +69,10 @@ class DesiredTables:
         #: Entries since progress was reported.
         self._rendered = 0
         self._endpoints = 0
-        self._endpoints_of: Dict[NamespacedName, int] = {}
+        self._endpoints_of: dict[NamespacedName, int] = {}
         self._context = rendering.context(self.settings)
         self._merged = MergedTables((*rendering.tables, *rendering.parts))
-        self._ports: Dict[NamespacedName, Tuple[ServicePortName, ...]] = {}
+        self._ports: dict[NamespacedName, tuple[ServicePortName, ...]] = {}
         self._derivation = rendering.derivation(self._context)
         self._put_static()
         self._derivation.update(self._merged, self._merged.journal)
@@ -173,7 +173,7 @@ class DesiredTables:
         self._merged.lose([port for service in later for port in self._ports.get(service, ())])
 
     @property
-    def lost(self) -> Set[NamespacedName]:
+    def lost(self) -> set[NamespacedName]:
         """The Services of which not everything has been added again."""
         return {service for service, ports in self._ports.items() if not self._merged.lost.isdisjoint(ports)}
 
@@ -181,7 +181,7 @@ class DesiredTables:
         """Assume that the kernel has everything, except what is in the next :meth:`pop_changes`."""
         self._merged.lost.clear()
 
-    def programmed(self, owner: ServicePortName) -> List[Entry]:
+    def programmed(self, owner: ServicePortName) -> list[Entry]:
         """Return the current desired entries of the tables that a ServicePort owns.
 
         An entry is omitted if another owner, which sorts first, sets its value: it is not programmed.

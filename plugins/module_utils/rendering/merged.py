@@ -10,19 +10,19 @@ is used, and of several values from one owner the first, as it is when everythin
 
 from __future__ import annotations
 
-from typing import Any, Dict, Hashable, Iterable, Sequence, Set, Tuple, Union
+from typing import Any, Hashable, Iterable, Sequence, Union
 
 from ..resources import ABSENT
 
-Entry = Tuple[str, Hashable, Any]
+Entry = tuple[str, Hashable, Any]
 """Name of the table, key, value."""
 
 Owner = Hashable
 
-Journal = Dict[str, Dict[Any, Any]]
+Journal = dict[str, dict[Any, Any]]
 
 
-class _Contributors(Dict[Any, Any]):
+class _Contributors(dict[Any, Any]):
     """Owner to value, for the keys that more than one owner contributes.
 
     ``agree``: all values are equal, as they nearly always are. Then adding or removing one of possibly thousands of
@@ -50,13 +50,13 @@ class MergedTables:
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.tables: Dict[str, Dict[Any, Any]] = {name: {} for name in names}
-        self._contributors: Dict[str, Dict[Any, Union[_One, _Contributors]]] = {name: {} for name in self.tables}
-        self._entries: Dict[Owner, Tuple[Entry, ...]] = {}
+        self.tables: dict[str, dict[Any, Any]] = {name: {} for name in names}
+        self._contributors: dict[str, dict[Any, Union[_One, _Contributors]]] = {name: {} for name in self.tables}
+        self._entries: dict[Owner, tuple[Entry, ...]] = {}
         self.journal: Journal = {}
-        self.lost: Set[Owner] = set()
+        self.lost: set[Owner] = set()
         # Keys that only owners which are lost contribute now, but that were there when others did.
-        self._there: Set[Tuple[str, Any]] = set()
+        self._there: set[tuple[str, Any]] = set()
 
     def pop_journal(self) -> Journal:
         """Return the journal and start a new one."""
@@ -74,7 +74,7 @@ class MergedTables:
             else:
                 rows[key] = value
 
-    def entries_of(self, owner: Owner) -> Tuple[Entry, ...]:
+    def entries_of(self, owner: Owner) -> tuple[Entry, ...]:
         """Return the entries that the owner contributes."""
         return self._entries.get(owner, ())
 
@@ -110,7 +110,7 @@ class MergedTables:
 
     def replace(self, owner: Owner, entries: Sequence[Entry]) -> None:
         """Replace the entries that the owner contributes; of entries with the same key the first one wins."""
-        chosen: Dict[Tuple[str, Any], Entry] = {}
+        chosen: dict[tuple[str, Any], Entry] = {}
         for entry in entries:
             chosen.setdefault(entry[:2], entry)
         before = self._entries.pop(owner, None)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping
+from typing import Any, Mapping
 
 from ..base.mode_names import NONE
 from ..serviceports.info import ServicePortInfo
@@ -22,15 +22,15 @@ class NoRendering(Rendering[None]):
     def context(self, settings: DataplaneSettings) -> None:
         """See the base class."""
 
-    def static_entries(self, context: None) -> List[Entry]:
+    def static_entries(self, context: None) -> list[Entry]:
         """See the base class."""
         return []
 
-    def entries(self, service_port: ServicePortInfo, context: None) -> List[Entry]:
+    def entries(self, service_port: ServicePortInfo, context: None) -> list[Entry]:
         """See the base class."""
         return []
 
-    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> dict[str, str]:
         """See the base class."""
         return {}
 

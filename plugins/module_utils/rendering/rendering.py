@@ -11,14 +11,14 @@ for every decision, so they produce the same tables.
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Generic, List, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Generic, Mapping, Optional, Sequence, TypeVar
 
 from ..serviceports.info import Endpoint, ServicePortInfo, ServicePortName
 from ..serviceports.weights import shares
 from .merged import Entry, Journal, MergedTables
 from .settings import Arrival, Client, DataplaneSettings, Masquerade, Shares, masquerade_external, masquerade_internal
 
-Tables = Dict[str, Dict[Any, Any]]
+Tables = dict[str, dict[Any, Any]]
 ServicePorts = Mapping[ServicePortName, ServicePortInfo]
 Context = TypeVar("Context")
 
@@ -47,9 +47,9 @@ class Rendering(Generic[Context]):
     name: str = ""
     #: The tables that resources hold, in order of dependence: additions are applied in this order and removals in the
     #: reverse one.
-    tables: Tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
     #: Further tables that entries contribute to, from which a derivation computes entries of the others.
-    parts: Tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     #: :meth:`at_size` depends on the number of endpoints.
     counts_endpoints: bool = False
     #: Entries of a ServicePort that can be reached from outside depend on the addresses of the node.
@@ -96,11 +96,11 @@ class Rendering(Generic[Context]):
         """
         raise NotImplementedError(self.name)
 
-    def static_entries(self, context: Context) -> List[Entry]:
+    def static_entries(self, context: Context) -> list[Entry]:
         """Return the entries that exist without any Service, in an order in which they can be created."""
         raise NotImplementedError(self.name)
 
-    def entries(self, service_port: ServicePortInfo, context: Context) -> List[Entry]:
+    def entries(self, service_port: ServicePortInfo, context: Context) -> list[Entry]:
         """Return the entries that one ServicePort contributes and owns.
 
         Several ServicePorts may contribute one key, such as the cluster IP of a Service with two ports; if their
@@ -153,7 +153,7 @@ class Rendering(Generic[Context]):
             found.append(f"{self.name} mode has no persistence netmask; affinity distinguishes every client")
         return found
 
-    def requested_schedulers(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> FrozenSet[str]:
+    def requested_schedulers(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> frozenset[str]:
         """Return the schedulers, other than the node's, that a ServicePort uses if the kernel has them.
 
         They are schedulers of IPVS, or other features by which a mode chooses endpoints.
@@ -224,11 +224,11 @@ class Rendering(Generic[Context]):
         """Return the destination of a flow, and others to which the mode redirects it before it reaches an endpoint."""
         return (place,)
 
-    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> list[str]:
         """Return what tables, desired or observed ones, have for a destination, in native syntax."""
         raise NotImplementedError(self.name)
 
-    def common_keys(self, static: Sequence[Entry], tables: Mapping[str, Mapping[Any, Any]]) -> List[Tuple[str, Any]]:
+    def common_keys(self, static: Sequence[Entry], tables: Mapping[str, Mapping[Any, Any]]) -> list[tuple[str, Any]]:
         """Return table and key of the entries on which all Services depend; ``static``: those that have no owner."""
         return [(table, key) for table, key, _value in static if table in tables]
 
@@ -238,20 +238,20 @@ class Rendering(Generic[Context]):
 
     # ---- texts in native syntax
 
-    def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+    def lines(self, family: str, table: str, key: Any, value: Any) -> list[str]:
         """Return an entry in the native syntax of iptables, ipset, ipvsadm, ip or nft."""
         raise NotImplementedError(self.name)
 
-    def summary(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+    def summary(self, family: str, table: str, key: Any, value: Any) -> list[str]:
         """Return an entry as in :meth:`lines`, or shorter if that would be hundreds of lines."""
         return self.lines(family, table, key, value)
 
-    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> dict[str, str]:
         """Return desired tables as input of the usual tools, by tool (``iptables-restore``, ``nft IPv4``, ...)."""
         raise NotImplementedError(self.name)
 
 
-def _merge(tables: Tables, entries: List[Entry]) -> None:
+def _merge(tables: Tables, entries: list[Entry]) -> None:
     """Add the entries to tables; of entries with the same key the first one wins."""
     for table, key, value in entries:
         tables[table].setdefault(key, value)

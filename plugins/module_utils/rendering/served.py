@@ -9,7 +9,7 @@ A Service is identified by its cluster IP, which is unique in all modes; its ext
 from __future__ import annotations
 
 import re
-from typing import Any, Iterable, Mapping, Set
+from typing import Any, Iterable, Mapping
 
 from ..base.addresses import unpacked
 from ..serviceports.info import ServicePortInfo
@@ -34,15 +34,15 @@ _CLUSTER_IP_SETS = frozenset(names[CLUSTER_IP] for names in NAMES.values())
 Table = Mapping[Any, Any]
 
 
-def served_cluster_ips(tables: Iterable[Table]) -> Set[str]:
+def served_cluster_ips(tables: Iterable[Table]) -> set[str]:
     """Return the cluster IPs, of both families, for which the tables have an endpoint.
 
     ``tables``: observed or desired resource tables of any mode; those of other resources are ignored.
     """
-    served: Set[str] = set()
-    frontends: Set[bytes] = set()
-    cluster_ips: Set[str] = set()
-    with_real_servers: Set[str] = set()
+    served: set[str] = set()
+    frontends: set[bytes] = set()
+    cluster_ips: set[str] = set()
+    with_real_servers: set[str] = set()
     for table in tables:
         for address in _CHAINS_RULE.findall("\n".join(table.get(SERVICES, ()))):
             served.add(address)
@@ -66,6 +66,6 @@ def served_cluster_ips(tables: Iterable[Table]) -> Set[str]:
     return served | (cluster_ips & with_real_servers)
 
 
-def routed_cluster_ips(service_ports: Iterable[ServicePortInfo]) -> Set[str]:
+def routed_cluster_ips(service_ports: Iterable[ServicePortInfo]) -> set[str]:
     """Return the cluster IPs of the ServicePorts that have an endpoint for internal traffic."""
     return {info.cluster_ip for info in service_ports if (info.local if info.internal_local else info.cluster)}

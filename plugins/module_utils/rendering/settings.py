@@ -9,7 +9,7 @@ KubeProxyConfiguration, the Node and the kernel. A mode decides about a flow by 
 
 from __future__ import annotations
 
-from typing import FrozenSet, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 from ..configuration.behaviour import KUBE_PROXY, Behaviour
 
@@ -38,37 +38,37 @@ class DataplaneSettings(NamedTuple):
     #: How local pod traffic is detected; None without a detector for the family.
     local_traffic: Optional[LocalTraffic] = None
     #: The CIDRs of the family in which node ports answer; empty for all addresses.
-    node_port_cidrs: Tuple[str, ...] = ()
+    node_port_cidrs: tuple[str, ...] = ()
     #: Local addresses of the node that lie in node_port_cidrs, or, when those are empty, all of them (loopback
     #: included, in the order of the interfaces; see ``node_addresses``).
-    node_port_addresses: Tuple[str, ...] = ()
+    node_port_addresses: tuple[str, ...] = ()
     #: (interface, address) of all addresses of the family on the node.
-    node_addresses: Tuple[Tuple[str, str], ...] = ()
+    node_addresses: tuple[tuple[str, str], ...] = ()
     #: IPv4 iptables mode only, already False where node_port_cidrs exclude loopback.
     localhost_node_ports: bool = True
     #: nftables mode: the protocols whose node ports are refused at loopback addresses. If TCP is not among others, the
     #: agent listens there instead, if one runs.
-    localhost_rejected: Tuple[str, ...] = ()
+    localhost_rejected: tuple[str, ...] = ()
     #: nf_conntrack_tcp_be_liberal is set, or will be with the other kernel parameters.
     conntrack_liberal: bool = False
     #: MASQUERADE knows --random-fully.
     random_fully: bool = True
     #: Names of the nfacct counters that exist.
-    nfacct_counters: Tuple[str, ...] = ()
+    nfacct_counters: tuple[str, ...] = ()
     #: The node's scheduler in ipvs mode.
     scheduler: str = "rr"
     #: Other schedulers that ServicePorts request and the kernel has.
-    schedulers: FrozenSet[str] = frozenset()
+    schedulers: frozenset[str] = frozenset()
     #: ipvs mode: virtual servers in these networks belong to other programs.
-    exclude_cidrs: Tuple[str, ...] = ()
+    exclude_cidrs: tuple[str, ...] = ()
     #: nftables mode: the networks of cluster IPs.
-    service_cidrs: Tuple[str, ...] = ()
+    service_cidrs: tuple[str, ...] = ()
     #: Above this number of endpoints iptables mode omits per-endpoint comments.
     large_cluster_endpoints: int = 1000
     #: Which of kube-proxy's defects are corrected.
     behaviour: Behaviour = KUBE_PROXY
     #: First and last source port for masquerading, (0, 0) if the kernel chooses.
-    masquerade_ports: Tuple[int, int] = (0, 0)
+    masquerade_ports: tuple[int, int] = (0, 0)
     #: nftables mode counts the connections of each frontend and endpoint.
     count_connections: bool = False
     #: nftables mode counts the packets and bytes of each frontend.
@@ -143,4 +143,4 @@ def masquerade_internal(everything: bool, detector: bool, client: Client, for_no
     return _POD if client.is_pod else Masquerade(True, "not a pod, as detectLocalMode defines it")
 
 
-Shares = Tuple[int, ...]
+Shares = tuple[int, ...]

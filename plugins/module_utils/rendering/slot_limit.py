@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from ..cluster.account import within_share
 from ..cluster.model import NO_POLICY, YOUNGEST, NamespacedName
@@ -42,13 +42,13 @@ class SlotLimit:
 
     def __init__(self, rendering: Rendering[Any]) -> None:
         self._rendering = rendering
-        self._requests: Dict[NamespacedName, _Request] = {}
-        self._in_order: List[_Request] = []
+        self._requests: dict[NamespacedName, _Request] = {}
+        self._in_order: list[_Request] = []
         self._lists = self.admitted = 0
-        self._too_large: Set[NamespacedName] = set()
-        self._refused: FrozenSet[NamespacedName] = frozenset()
+        self._too_large: set[NamespacedName] = set()
+        self._refused: frozenset[NamespacedName] = frozenset()
 
-    def count(self, services: Mapping[NamespacedName, Sequence[ServicePortInfo]]) -> Set[NamespacedName]:
+    def count(self, services: Mapping[NamespacedName, Sequence[ServicePortInfo]]) -> set[NamespacedName]:
         """Replace the ServicePorts of these Services; a Service without any requests nothing.
 
         Return the Services that are admitted now and were not before, or the other way round.
@@ -116,13 +116,13 @@ class SlotLimit:
                 self._too_large.add(service)
         return True
 
-    def _find_refused(self) -> FrozenSet[NamespacedName]:
+    def _find_refused(self) -> frozenset[NamespacedName]:
         left = self._rendering.most_lists
         refused = set(self._too_large)
         if within_share(self._lists, left - self._lists):
             return frozenset(refused)
         taken: Counter[str] = Counter()
-        full: Set[str] = set()
+        full: set[str] = set()
         for _created, service, lists in self._in_order:
             namespace = service.namespace
             if service in refused:
@@ -138,7 +138,7 @@ class SlotLimit:
 
 def within_limit(rendering: Rendering[Any], service_ports: ServicePorts) -> ServicePorts:
     """Return the ServicePorts of a family as they are rendered (:meth:`SlotLimit.applied`)."""
-    services: Dict[NamespacedName, List[ServicePortInfo]] = {}
+    services: dict[NamespacedName, list[ServicePortInfo]] = {}
     for info in service_ports.values():
         if info.policy is not NO_POLICY:
             services.setdefault(info.key.service, []).append(info)

@@ -14,7 +14,7 @@ import functools
 import gc
 import os
 import sys
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 from ..base.errors import HistoryError, KernelError, ProxyError
 from ..base.installed import KEPT_OFF_FILE
@@ -63,19 +63,19 @@ class _FirstConvergence(Guard):
         super().__init__(request, handles)
         self._when = when
 
-    def begin(self) -> List[str]:
+    def begin(self) -> list[str]:
         """See the base class. Raises HistoryError."""
         if has_converged(RUNTIME):
             raise HistoryError(_CONVERGED)
         return super().begin()
 
-    def after_change(self, mode: str, filter_backend: str, node_name: str, addresses: Interfaces) -> List[str]:
+    def after_change(self, mode: str, filter_backend: str, node_name: str, addresses: Interfaces) -> list[str]:
         """See the base class. Raises KernelError."""
         record_boot(RUNTIME, self._when)
         return []
 
 
-def first_only(objects: Iterable[Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
+def first_only(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the objects without all Services but those that everything else depends on: API server and DNS."""
     for item in objects:
         if item["kind"] not in _WORKLOADS or is_first(parsed_object(item, object_key(item))):
@@ -106,7 +106,7 @@ def request_of(state: BootState, most_seconds: float) -> Request:
     )
 
 
-def restore_at_boot(max_age: float, variant: str = "", take: str = "") -> List[str]:
+def restore_at_boot(max_age: float, variant: str = "", take: str = "") -> list[str]:
     """Converge the node to the state that was kept; return what was done, one line each. Raises ProxyError.
 
     ``max_age``: in seconds, of a state that is restored whole. ``variant``: of iptables, in which it was restored
@@ -156,7 +156,7 @@ def restore_at_boot(max_age: float, variant: str = "", take: str = "") -> List[s
     return lines + [f"warning: {warning}" for warning in warnings]
 
 
-def yield_to_kube_proxy(variant: str) -> List[str]:
+def yield_to_kube_proxy(variant: str) -> list[str]:
     """Remove what was restored, and the state, if kube-proxy serves this node by now; return what was done.
 
     While the node boots it cannot run, since kubelet starts it. An older state must not serve beside it. Raises
@@ -181,7 +181,7 @@ def yield_to_kube_proxy(variant: str) -> List[str]:
     return [f"{found[0].what}: what was restored at boot is removed, and will not be restored again"]
 
 
-def main(argv: Sequence[str], restore: Callable[..., List[str]] = restore_at_boot) -> int:
+def main(argv: Sequence[str], restore: Callable[..., list[str]] = restore_at_boot) -> int:
     """Restore the state that was kept, and say so, or why not; the exit status is 0 in any case."""
     parser = argparse.ArgumentParser(description="Converge a node to its last state when it boots.")
     parser.add_argument("--max-age", type=float, required=True, help="in seconds, of a state that is restored whole")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Tuple
 
 from ..base.errors import HistoryError, os_errors
 from ..base.installed import BOOT_DIRECTORY, BOOT_STATE
@@ -39,7 +38,7 @@ def exists() -> bool:
     return own_directory(DIRECTORY) and os.path.lexists(path_of(PROGRAM))
 
 
-def confirm() -> Tuple[str, ...]:
+def confirm() -> tuple[str, ...]:
     """Let the state of a change that was just confirmed replace the one before it; return a warning on failure."""
     try:
         rename_durably(path_of(UNCONFIRMED), path_of(STATE))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Iterable, List, Mapping
+from typing import Any, Iterable, Mapping
 
 from ..base.errors import ProxyError
 from ..base.installed import STATE_DIRECTORY
@@ -41,7 +41,7 @@ def hand_over(request: Request) -> None:
         write_state(os.path.join(own[0], _LEFT), {}, request.objects())
 
 
-def take(path: str) -> List[str]:
+def take(path: str) -> list[str]:
     """Keep the cluster state that an agent or a run of another user has left; return a warning on failure.
 
     A state that is newer, or beside which a change waits to be confirmed, stays.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Iterable, Optional
 
 from ..base.errors import HistoryError, ProxyError, SnapshotError, os_errors
 from ..base.installed import KEPT_OFF_FILE
@@ -26,7 +26,7 @@ from .boot_state import KIND, NextBoot
 from .decisions import make_own_directory, remove_unfinished
 
 
-def _settings_in(name: str) -> Dict[str, Any]:
+def _settings_in(name: str) -> dict[str, Any]:
     """Return the first object of a state, empty if there is none that can be used."""
     try:
         return next(open_cache(boot_directory.path_of(name)).objects(), {})
@@ -37,12 +37,12 @@ def _settings_in(name: str) -> Dict[str, Any]:
 def keep(
     request: Request,
     found: Optional[NextBoot],
-    modes: Tuple[str, str],
+    modes: tuple[str, str],
     node_name: str,
     addresses: Interfaces,
     *,
     confirmed: bool,
-) -> List[str]:
+) -> list[str]:
     """Keep what a convergence has programmed for the next boot, or forget it with a removal; return warnings.
 
     A state that is not ``confirmed`` counts only when its change is. ``modes``: the mode in effect, and what filters
@@ -76,7 +76,7 @@ def keep(
     return []
 
 
-def _write(first: Dict[str, Any], objects: Iterable[Any], confirmed: bool) -> None:
+def _write(first: dict[str, Any], objects: Iterable[Any], confirmed: bool) -> None:
     """Write a state, and the program that restores it if that is damaged or of another engine. Raises ProxyError."""
     kept, program = _settings_in(boot_directory.STATE), boot_directory.path_of(boot_directory.PROGRAM)
     first["program"] = _checksum(program)

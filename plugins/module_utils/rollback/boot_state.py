@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, Mapping, NamedTuple, Optional
 
 from ..base.errors import HistoryError, SnapshotError
 from ..cluster.files.cache import open_cache
@@ -37,9 +37,9 @@ class BootSettings(NamedTuple):
     mode: str = ""
     node_name: str = ""
     outside_host: bool = False
-    ignore_findings: List[str] = []
-    interfaces: List[List[str]] = []
-    servers: List[List[Any]] = []
+    ignore_findings: list[str] = []
+    interfaces: list[list[str]] = []
+    servers: list[list[Any]] = []
     source: str = ""
     engine: str = ""
     program: int = 0
@@ -64,7 +64,7 @@ class BootState(NamedTuple):
     """
 
     settings: BootSettings
-    objects: List[Dict[str, Any]]
+    objects: list[dict[str, Any]]
     renewed: float
 
     @property

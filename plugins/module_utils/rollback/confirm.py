@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 from ..base.errors import HistoryError, KernelError
 from ..base.installed import HISTORY_DIRECTORY
@@ -23,7 +23,7 @@ class ConfirmReport(NamedTuple):
     state: Optional[int]
     changed: bool
     remaining: float
-    warnings: Tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def confirm(
@@ -90,7 +90,7 @@ def _nothing_waits(
     raise HistoryError(f"no change after state {state} waits to be confirmed: there was none, or the node was rebooted")
 
 
-def withdraw() -> Tuple[str, ...]:
+def withdraw() -> tuple[str, ...]:
     """Remove the pending change because it was rolled back; the caller still holds the convergence lock.
 
     A revert that waits for that lock, or has failed and is about to be retried, finds nothing to revert afterwards.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Optional
 
 from ..base.errors import HistoryError, os_errors
 from ..base.installed import HISTORY_DIRECTORY
@@ -47,7 +47,7 @@ class HistoryDirectory:
         with os_errors(HistoryError, f"{path}: cannot be written"):
             write_whole(path, content)
 
-    def outcomes(self) -> Dict[int, Dict[str, str]]:
+    def outcomes(self) -> dict[int, dict[str, str]]:
         """Return the outcomes of changes with a confirm_timeout, by the number of the state saved before each."""
         if not own_directory(self.directory):
             return {}
@@ -67,7 +67,7 @@ class HistoryDirectory:
         """Return the outcome of the change after a saved state; None if it is unknown."""
         return self.outcomes().get(number, {}).get("outcome")
 
-    def note(self, number: int, outcome: str) -> Tuple[str, ...]:
+    def note(self, number: int, outcome: str) -> tuple[str, ...]:
         """Record the outcome of a change, of which the last hundred are kept; return a warning on failure.
 
         The outcome is in effect without its record, so a full disk must not leave the decision half done.

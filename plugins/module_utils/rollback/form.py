@@ -15,7 +15,7 @@ import gzip
 import hashlib
 import json
 import re
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 from ..base.addresses import FAMILIES, canonical_address
 from ..base.errors import HistoryError, errors_as
@@ -56,11 +56,11 @@ def _text(raw: bytes) -> str:
     return base64.b64encode(raw).decode("ascii")
 
 
-def _encode_nftables(table: RawTable) -> List[List[Any]]:
+def _encode_nftables(table: RawTable) -> list[list[Any]]:
     return [_nft_entry(key, value) for key, value in table.items()]
 
 
-def _nft_entry(key: RawKey, value: RawValue) -> List[Any]:
+def _nft_entry(key: RawKey, value: RawValue) -> list[Any]:
     if isinstance(value, RawChain):
         return [list(key), _text(value.definition), [_text(rule) for rule in value.rules]]
     if isinstance(value, RawSet):
@@ -68,7 +68,7 @@ def _nft_entry(key: RawKey, value: RawValue) -> List[Any]:
     return [list(key), _text(value), []]
 
 
-def encode_state(state: NodeState) -> Dict[str, Any]:
+def encode_state(state: NodeState) -> dict[str, Any]:
     """Return a state as JSON values."""
     policy = state.network_policy
     return {
@@ -114,7 +114,7 @@ class _Reader:
             raise self.fail(_KINDS.get(kind.__name__, kind.__name__))
         return self._document[name]
 
-    def row(self, row: Any, kinds: Tuple[type, ...]) -> List[Any]:
+    def row(self, row: Any, kinds: tuple[type, ...]) -> list[Any]:
         """Return a list of values of the given types, with no number negative. Raises HistoryError."""
         if not isinstance(row, list) or len(row) != len(kinds):
             raise self.fail(f"a list of entries with {len(kinds)} values each")
@@ -126,7 +126,7 @@ class _Reader:
                 self.line(value)
         return row
 
-    def rows(self, name: str, kinds: Tuple[type, ...]) -> List[List[Any]]:
+    def rows(self, name: str, kinds: tuple[type, ...]) -> list[list[Any]]:
         """Return a field with a list of rows, each with values of the given types. Raises HistoryError."""
         return [self.row(row, kinds) for row in self.get(name, list)]
 
@@ -151,7 +151,7 @@ class _Reader:
 
 def _decode_chains(reader: _Reader, document: Any) -> ChainsState:
     inner = _Reader(document)
-    chains: Dict[SavedChainKey, Tuple[str, ...]] = {}
+    chains: dict[SavedChainKey, tuple[str, ...]] = {}
     family, variant = inner.get("family", str), inner.get("variant", str)
     places = tuple(map(inner.line, inner.get("places", list)))
     for kind, table, chain, rules in inner.rows("chains", (str, str, str, list)):
@@ -187,20 +187,20 @@ def _decode_nftables(reader: _Reader, rows: Any) -> RawTable:
     return table
 
 
-def _decode_tables(reader: _Reader, name: str) -> Dict[str, RawTable]:
+def _decode_tables(reader: _Reader, name: str) -> dict[str, RawTable]:
     """Return the tables by family in a field."""
     found = reader.get(name, dict).items()
     return {family: _decode_nftables(reader, rows) for family, rows in found if family in FAMILIES}
 
 
-def _decode_servers(reader: _Reader) -> Dict[ipvs.VirtualServerKey, ipvs.VirtualServer]:
+def _decode_servers(reader: _Reader) -> dict[ipvs.VirtualServerKey, ipvs.VirtualServer]:
     return {
         ipvs.VirtualServerKey(protocol, reader.address(address), port): ipvs.VirtualServer(*settings)
         for protocol, address, port, *settings in reader.rows("virtual_servers", (str, str, int, str, int, int, int))
     }
 
 
-def _decode_real_servers(reader: _Reader) -> Dict[ipvs.RealServerKey, ipvs.RealServer]:
+def _decode_real_servers(reader: _Reader) -> dict[ipvs.RealServerKey, ipvs.RealServer]:
     servers = {}
     for protocol, address, port, *real in reader.rows("real_servers", (str, str, int, str, int, int, str)):
         server = ipvs.VirtualServerKey(protocol, reader.address(address), port)
@@ -208,12 +208,12 @@ def _decode_real_servers(reader: _Reader) -> Dict[ipvs.RealServerKey, ipvs.RealS
     return servers
 
 
-def _decode_values(reader: _Reader, name: str, kind: type) -> Dict[str, Any]:
+def _decode_values(reader: _Reader, name: str, kind: type) -> dict[str, Any]:
     """Return the mapping to text or numbers in a field."""
     return {key: reader.row([value], (kind,))[0] for key, value in reader.get(name, dict).items()}
 
 
-def _decode_sysctls(reader: _Reader) -> Dict[str, str]:
+def _decode_sysctls(reader: _Reader) -> dict[str, str]:
     """Return the kernel parameters. Raises HistoryError for other values than numbers, and for any that no mode sets.
 
     Other kernel parameters can start programs.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from typing import Iterator, List, Optional
+from typing import Iterator, Optional
 
 from ..base.errors import ConfigurationError, HistoryError, KernelError, PreflightError
 from ..base.timestamps import timestamp
@@ -119,7 +119,7 @@ class SavingGuard(Guard):
         self._configuration: Optional[KubeProxyConfiguration] = None
         self._saved = False
 
-    def begin(self) -> List[str]:
+    def begin(self) -> list[str]:
         """Check that the convergence may begin, before it changes anything, and return warnings.
 
         Raises HistoryError while another change waits to be confirmed, PreflightError if this one could not be
@@ -143,7 +143,7 @@ class SavingGuard(Guard):
         """Set the configuration that the node is converged to. No state is saved before this call."""
         self._configuration = configuration
 
-    def before_change(self) -> List[str]:
+    def before_change(self) -> list[str]:
         """Save the current state, arm the revert if it was requested, and return warnings.
 
         A state that cannot be written causes only a warning: a full disk must not keep a node from following its
@@ -177,7 +177,7 @@ class SavingGuard(Guard):
             state = observe_state(self._handles, configuration.uses_ipvs, configuration.ipvs.exclude_cidrs)
         return History(self._request.history_directory, self._request.keep_states).save(state).number
 
-    def after_change(self, mode: str, filter_backend: str, node_name: str, addresses: Interfaces) -> List[str]:
+    def after_change(self, mode: str, filter_backend: str, node_name: str, addresses: Interfaces) -> list[str]:
         """Keep what the next boot needs, or with a removal forget it; return a warning on failure.
 
         The node serves without it. The state of a change that waits to be confirmed does not count yet.

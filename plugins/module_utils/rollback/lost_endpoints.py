@@ -13,7 +13,7 @@ import calendar
 import os
 import re
 import time
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, NamedTuple, Optional, Set, Tuple
+from typing import Any, Iterable, Iterator, NamedTuple, Optional
 
 from ..base.addresses import address_and_port, canonical_address, split_port, unpacked
 from ..base.errors import HistoryError, ProxyError, SnapshotError
@@ -57,9 +57,9 @@ class Sources(NamedTuple):
 _SOURCES = Sources()
 
 
-def endpoints_of(state: NodeState) -> FrozenSet[str]:
+def endpoints_of(state: NodeState) -> frozenset[str]:
     """Return the endpoints that a state forwards to, as ``ip:port``."""
-    found: Set[str] = {target for rule in state.rules() for target in _DNAT.findall(rule)}
+    found: set[str] = {target for rule in state.rules() for target in _DNAT.findall(rule)}
     found.update(address_and_port(key.ip, key.port) for key in state.real_servers)
     for table in state.nftables.values():
         found.update(_in_nftables(table))
@@ -100,12 +100,12 @@ def _addresses(slices: Iterable[Any]) -> Iterator[str]:
                     yield canonical
 
 
-def _terminates(endpoint: Dict[str, Any]) -> bool:
+def _terminates(endpoint: dict[str, Any]) -> bool:
     conditions = endpoint.get("conditions")
     return isinstance(conditions, dict) and conditions.get("terminating") is True
 
 
-def known_addresses(sources: Sources) -> Optional[FrozenSet[str]]:
+def known_addresses(sources: Sources) -> Optional[frozenset[str]]:
     """Return the addresses of all endpoints of the cluster and of static Services that do not terminate.
 
     Return None if there is neither an agent that knows the cluster nor a file that has it. The file of a running agent
@@ -118,7 +118,7 @@ def known_addresses(sources: Sources) -> Optional[FrozenSet[str]]:
         return _kept_addresses(sources)
 
 
-def _kept_addresses(sources: Sources) -> Optional[FrozenSet[str]]:
+def _kept_addresses(sources: Sources) -> Optional[frozenset[str]]:
     """Return the addresses in the files; None if no file has the cluster. Raises SnapshotError."""
     files = {path: os.stat(path).st_mtime for path in (sources.cache, sources.snapshot) if os.path.isfile(path)}
     if not files:
@@ -144,7 +144,7 @@ def _age(created: str) -> str:
     return f"{max(seconds, 0):.0f} seconds old"
 
 
-def judge_state(record: StateRecord, accept_loss: bool, sources: Sources = _SOURCES) -> Tuple[str, ...]:
+def judge_state(record: StateRecord, accept_loss: bool, sources: Sources = _SOURCES) -> tuple[str, ...]:
     """Return warnings about what the node would serve with a state.
 
     Raises HistoryError for a state that serves nothing, or of whose endpoints most are lost, unless ``accept_loss``.
@@ -153,7 +153,7 @@ def judge_state(record: StateRecord, accept_loss: bool, sources: Sources = _SOUR
         return ()
     endpoints, name = endpoints_of(record.state), f"state {record.number} is {_age(record.created)}"
     problem = ""
-    warnings: Tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     if not record.state.mode():
         problem = f"{name}: nothing was programmed in it, so the node would serve no Service"
     elif endpoints:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 from ..base.errors import HistoryError, KernelError, ProxyError
 from ..base.installed import HISTORY_DIRECTORY, STATE_DIRECTORY
@@ -51,7 +51,7 @@ def without_leftovers(state: NodeState) -> NodeState:
     """
     if state.uses_ipvs:
         return state
-    record: List[Any] = list(state.set_elements)
+    record: list[Any] = list(state.set_elements)
     for table in state.ipvs_tables.values():
         for key, held in table.items():
             if isinstance(key, ObjectKey) and isinstance(held, RawSet):
@@ -88,7 +88,7 @@ class RollbackRequest(NamedTuple):
     stop_units: bool = True
     state_directory: str = STATE_DIRECTORY
     lock_timeout: float = DEFAULT_LOCK_SECONDS
-    judge: Callable[[StateRecord], Tuple[str, ...]] = lambda _record: ()
+    judge: Callable[[StateRecord], tuple[str, ...]] = lambda _record: ()
     ignore_findings: Sequence[str] = ()
 
 
@@ -102,11 +102,11 @@ class RollbackReport(NamedTuple):
 
     record: StateRecord
     changed: bool
-    changes: Tuple[TableChange, ...]
+    changes: tuple[TableChange, ...]
     saved: Optional[int]
-    stopped: Tuple[str, ...]
-    warnings: Tuple[str, ...]
-    durations: Dict[str, float]
+    stopped: tuple[str, ...]
+    warnings: tuple[str, ...]
+    durations: dict[str, float]
 
 
 def rollback(request: RollbackRequest) -> RollbackReport:
@@ -116,7 +116,7 @@ def rollback(request: RollbackRequest) -> RollbackReport:
     PreflightError without the necessary privileges, if another service proxy runs or its rules would be replaced, if
     none would serve, or if kubelet uses an address of the API servers; KernelError if the kernel refuses a change.
     """
-    warnings: List[str] = list(judge(rights_findings(capabilities()), request.ignore_findings))
+    warnings: list[str] = list(judge(rights_findings(capabilities()), request.ignore_findings))
     history = History(request.history_directory, request.keep)
     record = history.load(history.newest() if request.to is None else request.to)
     standalone = record.state.policies_standalone
@@ -152,7 +152,7 @@ def restore(
     *,
     history: History,
     handles: KernelHandles,
-    stopped: Tuple[str, ...] = (),
+    stopped: tuple[str, ...] = (),
     warnings: Sequence[str] = (),
 ) -> RollbackReport:
     """Restore a saved state; the caller holds the convergence lock. Raises as :func:`rollback` does."""
@@ -192,7 +192,7 @@ def restore(
 
 
 def _save_current(
-    state: NodeState, record: StateRecord, history: History, handles: KernelHandles, warnings: List[str]
+    state: NodeState, record: StateRecord, history: History, handles: KernelHandles, warnings: list[str]
 ) -> Optional[int]:
     """Save the current state and return its number, or None with a warning added. Raises KernelError.
 
@@ -211,7 +211,7 @@ def _save_current(
 
 def _apply(
     state: NodeState, handles: KernelHandles, planned: Sequence[PlannedChange], watch: Stopwatch
-) -> List[PlannedChange]:
+) -> list[PlannedChange]:
     """Apply the changes, and return the second plan, which has the removals. Raises KernelError.
 
     Removals are planned after everything has been restored, so that connections that began meanwhile are seen.
@@ -222,7 +222,7 @@ def _apply(
     return rest
 
 
-def _forget_flows(state_directory: str, warnings: List[str]) -> None:
+def _forget_flows(state_directory: str, warnings: list[str]) -> None:
     """Have the next convergence look for stale connection tracking entries of UDP Services."""
     try:
         write_ledger(state_directory, Flows())

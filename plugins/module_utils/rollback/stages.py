@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from ..base.addresses import FAMILIES
 from ..base.mode_names import IPVS
@@ -42,7 +42,7 @@ _CONNTRACK_MAX = "net.netfilter.nf_conntrack_max"
 _CONNTRACK_COUNT = "net.netfilter.nf_conntrack_count"
 
 
-def _sysctl_stage(state: NodeState) -> Tuple[Stage, List[str]]:
+def _sysctl_stage(state: NodeState) -> tuple[Stage, list[str]]:
     """Return the stage that restores kernel parameters, and warnings about those that are kept."""
     observed = SysctlsResource(state.sysctls).observe()
     desired = {key: value for key, value in state.sysctls.items() if key in observed}
@@ -65,8 +65,8 @@ def _serves_through_ipvs(state: NodeState) -> bool:
 class _IpvsStages(NamedTuple):
     """The stages of ipvs mode for one family before and after the chains, and entries kept besides the saved ones."""
 
-    before: List[Stage]
-    after: List[Stage]
+    before: list[Stage]
+    after: list[Stage]
     kept: StillConnected
 
 
@@ -127,7 +127,7 @@ def _filter_backend(state: NodeState, handles: KernelHandles, family: str) -> Fi
 
 def restore_stages(
     state: NodeState, handles: KernelHandles, check: bool, to_end: bool = True
-) -> Tuple[List[Stage], List[str]]:
+) -> tuple[list[Stage], list[str]]:
     """Return the stages that restore a state, in order, and warnings. Raises KernelError.
 
     Kernel parameters come first if the state is one of ipvs mode, otherwise last: without net.ipv4.vs.conntrack, IPVS
@@ -175,7 +175,7 @@ def restore_stages(
     return [*first, *before, *tables, *after, *last, *userspace], warnings
 
 
-def _policy_stages(state: NodeState, handles: KernelHandles) -> List[Stage]:
+def _policy_stages(state: NodeState, handles: KernelHandles) -> list[Stage]:
     """Return the stage that restores the network policies; none if the state does not say whether there were any."""
     table = state.network_policy
     if table is None or not (table or handles.has_nftables()):
@@ -183,7 +183,7 @@ def _policy_stages(state: NodeState, handles: KernelHandles) -> List[Stage]:
     return [Stage(RawPolicyTableResource(), table)]
 
 
-def _table_stages(state: NodeState, handles: KernelHandles, warnings: List[str]) -> List[Stage]:
+def _table_stages(state: NodeState, handles: KernelHandles, warnings: list[str]) -> list[Stage]:
     """Return the stages of nftables and iptables, beginning with the subsystem in which entries are restored.
 
     Removals come last: a table of nftables mode, and on the way to ipvs mode the chains of iptables mode, serve until
@@ -200,7 +200,7 @@ def _table_stages(state: NodeState, handles: KernelHandles, warnings: List[str])
             nftables.append(Stage(RawTableResource(family), table))
         elif handles.has_nftables():
             nftables.append(Stage(RawTableResource(family), {}, postponed=always))
-    chains: List[Stage] = []
+    chains: list[Stage] = []
     resources = chains_resources(state.chains)
     for resource in resources:
         chains.append(Stage(resource, resource.desired, postponed=late))
@@ -217,7 +217,7 @@ def _table_stages(state: NodeState, handles: KernelHandles, warnings: List[str])
     return [*nftables, *chains] if any(state.nftables.values()) else [*chains, *nftables]
 
 
-def module_stages(state: NodeState) -> List[Stage]:
+def module_stages(state: NodeState) -> list[Stage]:
     """Return the stage that loads the kernel modules of a state; none without entries that need any."""
     if not state.virtual_servers and not state.sets:
         return []
@@ -227,7 +227,7 @@ def module_stages(state: NodeState) -> List[Stage]:
     return [Stage(modules, modules.desired())]
 
 
-def kept_server_warnings(state: NodeState, planned: Sequence[PlannedChange]) -> List[str]:
+def kept_server_warnings(state: NodeState, planned: Sequence[PlannedChange]) -> list[str]:
     """Return a warning if real servers are kept for their connections."""
     servers = [item for item in planned if item.resource.kind == Kind.REAL_SERVERS]
     observed = [key for item in servers for key in item.observed if key not in item.change.removed]

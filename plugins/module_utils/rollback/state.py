@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from ..base.addresses import FAMILIES, Network, family_of, networks_of
 from ..base.errors import HistoryError
@@ -54,14 +54,14 @@ class ChainsState(NamedTuple):
 
     family: str
     variant: str
-    places: Tuple[str, ...]
-    chains: Dict[SavedChainKey, Tuple[str, ...]]
+    places: tuple[str, ...]
+    chains: dict[SavedChainKey, tuple[str, ...]]
 
 
 class NodeState(NamedTuple):
     """The observed entries by kind. Both families share one mapping if their keys are distinct."""
 
-    chains: Tuple[ChainsState, ...] = ()
+    chains: tuple[ChainsState, ...] = ()
     #: By family, the table ``kube-proxy`` (see kernel.nftables.raw.reading), empty if it did not exist.
     nftables: Mapping[str, RawTable] = {}
     #: By family, the table beside IPVS in the same form.
@@ -80,11 +80,11 @@ class NodeState(NamedTuple):
     timeouts: Mapping[str, int] = {}
     sysctls: Mapping[str, str] = {}
     #: Networks of virtual servers of other programs, which are not in ``virtual_servers``.
-    exclude_cidrs: Tuple[str, ...] = ()
+    exclude_cidrs: tuple[str, ...] = ()
     #: Another program served the Services, so the state has nothing of them to restore.
     policies_standalone: bool = False
 
-    def counts(self) -> Dict[str, int]:
+    def counts(self) -> dict[str, int]:
         """Return the number of entries of each kind, for a list of saved states."""
         return {
             "chains": sum(key.kind == "chain" for item in self.chains for key in item.chains),
@@ -128,11 +128,11 @@ class NodeState(NamedTuple):
         return "iptables" if any(item.chains for item in self.chains) else ""
 
 
-def sysctl_keys() -> List[str]:
+def sysctl_keys() -> list[str]:
     """Return the kernel parameters that any mode may set on this node. Raises KernelError."""
     version = node_facts().kernel_version
     conntrack = ConntrackProfile(maximum=1, timeouts=dict.fromkeys(CONNTRACK_TIMEOUTS, 1), be_liberal=True)
-    keys: Dict[str, None] = {}
+    keys: dict[str, None] = {}
     for mode in MODES:
         settings = ProfileSettings(
             mode=mode, kernel_version=version, strict_arp=True, route_localnet=True, conntrack=conntrack
@@ -141,7 +141,7 @@ def sysctl_keys() -> List[str]:
     return list(keys)
 
 
-def chains_resources(states: Sequence[ChainsState]) -> List[SavedChainsResource]:
+def chains_resources(states: Sequence[ChainsState]) -> list[SavedChainsResource]:
     """Return a resource for every installed iptables variant, which restores the chains of its saved state."""
     known = {(item.family, item.variant): item for item in states}
     found = []
@@ -167,12 +167,12 @@ def _observed_chains(variant: XtablesVariant, settings: DataplaneSettings) -> Ch
 
 def _observed_ipvs(
     handles: KernelHandles, all_servers: bool, networks: Sequence[Network], addresses: Mapping[str, Resource[str, bool]]
-) -> Dict[str, Dict[Any, Any]]:
+) -> dict[str, dict[Any, Any]]:
     """Return sets, elements and servers; loads nothing. ``all_servers``: as for :func:`observe_state`.
 
     ``addresses``: by family those on the dummy device.
     """
-    found: Dict[str, Dict[Any, Any]] = {"sets": {}, "set_elements": {}, "virtual_servers": {}, "real_servers": {}}
+    found: dict[str, dict[Any, Any]] = {"sets": {}, "set_elements": {}, "virtual_servers": {}, "real_servers": {}}
     if not handles.has_ipvs():
         return found
     for family in FAMILIES:
@@ -237,7 +237,7 @@ def observe_policies(handles: KernelHandles) -> NodeState:
     return NodeState(network_policy=table, policies_standalone=True)
 
 
-def of_family(table: Mapping[Any, Any], family: str) -> Dict[Any, Any]:
+def of_family(table: Mapping[Any, Any], family: str) -> dict[Any, Any]:
     """Return the entries of a table of sets, elements, servers or addresses that belong to a family."""
     return {key: value for key, value in table.items() if _family(key) == family}
 

@@ -9,10 +9,11 @@ user.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import os
 import re
-from typing import Dict, Iterable, List, NamedTuple, Optional
+from typing import Iterable, NamedTuple, Optional
 
 from ..base.errors import HistoryError, errors_as, os_errors
 from ..base.installed import HISTORY_DIRECTORY
@@ -48,7 +49,7 @@ class SavedState(NamedTuple):
     created: str = ""
     reason: str = ""
     mode: str = ""
-    counts: Dict[str, int] = {}
+    counts: dict[str, int] = {}
     size_bytes: int = 0
     outcome: str = ""
     problem: str = ""
@@ -71,7 +72,7 @@ class History(HistoryDirectory):
     def _path(self, number: int) -> str:
         return os.path.join(self.directory, f"state-{number:06d}.json.gz")
 
-    def numbers(self) -> List[int]:
+    def numbers(self) -> builtins.list[int]:
         """Return the numbers of the saved states, oldest first."""
         if not own_directory(self.directory):
             return []
@@ -137,7 +138,7 @@ class History(HistoryDirectory):
                 return number
         raise HistoryError(f"{self.directory}: there is no state saved before a convergence")
 
-    def list(self) -> List[SavedState]:
+    def list(self) -> builtins.list[SavedState]:
         """Return all saved states, newest first; files that cannot be used are listed with the reason."""
         outcomes = self.outcomes()
         found = []

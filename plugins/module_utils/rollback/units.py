@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import List, Sequence, Tuple, Type
+from typing import Sequence
 
 from ..base.errors import HistoryError, KernelError, ProxyError
 from ..kernel.programs import Completed, find_program, run
@@ -53,14 +53,14 @@ def is_active(unit: str) -> bool:
     return state in ("active", "activating", "reloading", "deactivating")
 
 
-def running_units() -> List[str]:
+def running_units() -> list[str]:
     """Return our running units that would undo a rollback; none without systemd. Raises KernelError."""
     if why_not_systemd():
         return []
     return [unit for unit in CONVERGING_UNITS if is_active(unit)]
 
 
-def _require(done: Completed, failure: str, kind: Type[ProxyError] = KernelError) -> None:
+def _require(done: Completed, failure: str, kind: type[ProxyError] = KernelError) -> None:
     if done.status:
         raise kind(f"{failure}: {' '.join(done.errors.split())}")
 
@@ -95,7 +95,7 @@ def start_timer(unit: str, seconds: float, description: str, command: Sequence[s
     _require(done, f"the timer {unit}.timer cannot be created", HistoryError)
 
 
-def stop_timer(unit: str) -> Tuple[str, ...]:
+def stop_timer(unit: str) -> tuple[str, ...]:
     """Stop the timer of a command that is no longer needed; return a warning on failure, which is harmless.
 
     If the command runs nevertheless, it has nothing to do.

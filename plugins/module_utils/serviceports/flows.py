@@ -11,7 +11,7 @@ addresses, too.
 from __future__ import annotations
 
 import hashlib
-from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Set, Tuple
+from typing import AbstractSet, Iterable, NamedTuple
 
 from ..cluster.model import NamespacedName
 from ..configuration.behaviour import Behaviour
@@ -26,7 +26,7 @@ class Frontend(NamedTuple):
     port: int
 
 
-def frontends_of(info: ServicePortInfo) -> List[Frontend]:
+def frontends_of(info: ServicePortInfo) -> list[Frontend]:
     """Return the cluster IP, the external addresses and the node port of a ServicePort."""
     addresses = (info.cluster_ip, *info.load_balancer_ips, *info.external_ips)
     found = [Frontend(info.key.protocol, address, info.port) for address in addresses]
@@ -44,19 +44,19 @@ def serving_digest(service_ports: Iterable[ServicePortInfo]) -> str:
     return hashlib.sha256(repr(serving).encode()).hexdigest() if serving else ""
 
 
-def examined_protocols(behaviour: Behaviour) -> Tuple[str, ...]:
+def examined_protocols(behaviour: Behaviour) -> tuple[str, ...]:
     """Return the protocols whose entries are compared with the serving endpoints."""
     return ("UDP", "SCTP") if behaviour.stale_flows_end else ("UDP",)
 
 
-def released_protocols(behaviour: Behaviour, end_deleted: bool) -> Tuple[str, ...]:
+def released_protocols(behaviour: Behaviour, end_deleted: bool) -> tuple[str, ...]:
     """Return the protocols whose entries end with their Service; ``end_deleted``: TCP is one of them."""
     examined = examined_protocols(behaviour)
     return (*examined, "TCP") if end_deleted and behaviour.stale_flows_end else examined
 
 
 class _Known(NamedTuple):
-    frontends: FrozenSet[Frontend]
+    frontends: frozenset[Frontend]
     #: The hash of what makes entries stale when it changes.
     examined: int
 
@@ -74,10 +74,10 @@ class FlowChanges:
         self._examined = examined_protocols(behaviour)
         self._released = released_protocols(behaviour, end_deleted)
         self._addresses_matter = behaviour.stale_flows_end
-        self._known: Dict[NamespacedName, _Known] = {}
-        self.services: Set[NamespacedName] = set()
+        self._known: dict[NamespacedName, _Known] = {}
+        self.services: set[NamespacedName] = set()
         self.changed = False
-        self.released: Set[Frontend] = set()
+        self.released: set[Frontend] = set()
 
     def note(self, service: NamespacedName, service_ports: Iterable[ServicePortInfo]) -> None:
         """Record the ServicePorts that a Service has from now on, none if it was deleted."""
@@ -86,7 +86,7 @@ class FlowChanges:
         if chosen or before.frontends:
             frontends = frozenset(frontend for info in chosen for frontend in frontends_of(info))
             examined = [info for info in chosen if info.key.protocol in self._examined]
-            state: Set[Tuple[object, ...]] = {
+            state: set[tuple[object, ...]] = {
                 (info.key, item.ip, item.port) for info in examined for item in info.endpoints if item.serving
             }
             if self._addresses_matter:
@@ -103,13 +103,13 @@ class FlowChanges:
         """Record Services again that were recorded before all of their ports were programmed."""
         self.changed |= not self.services.isdisjoint(services)
 
-    def pop(self) -> Tuple[bool, Set[Frontend]]:
+    def pop(self) -> tuple[bool, set[Frontend]]:
         """Return whether entries can be stale since the last call, and the addresses."""
         found = self.changed, self.released
         self.changed, self.released = False, set()
         return found
 
-    def put_back(self, changed: bool, released: Set[Frontend]) -> None:
+    def put_back(self, changed: bool, released: set[Frontend]) -> None:
         """Record again changes that could not be examined."""
         self.changed |= changed
         self.released |= released

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Iterator, Optional
 
 from ..base.addresses import IPV4, family_of
 from ..cluster.claims import Claim
@@ -22,9 +22,9 @@ class Frontends:
 
     def __init__(self, state: ClusterState, context: NodeContext) -> None:
         family = self.family = context.family
-        self.names: List[ServicePortName] = []
-        self._places: Dict[Tuple[str, str, int], ServicePortName] = {}
-        self._node_ports: Dict[Tuple[str, int], ServicePortName] = {}
+        self.names: list[ServicePortName] = []
+        self._places: dict[tuple[str, str, int], ServicePortName] = {}
+        self._node_ports: dict[tuple[str, int], ServicePortName] = {}
         for key, service in state.services.items():
             own = service.cluster_ip_v4 if family == IPV4 else service.cluster_ip_v6
             if not own or not is_served(service, context):
@@ -50,10 +50,10 @@ class Frontends:
         """Return the ServicePort of a node port."""
         return self._node_ports.get((protocol, port))
 
-    def places(self) -> Iterator[Tuple[Tuple[str, str, int], ServicePortName]]:
+    def places(self) -> Iterator[tuple[tuple[str, str, int], ServicePortName]]:
         """Yield (protocol, address, port) with its ServicePort."""
         yield from self._places.items()
 
-    def node_ports(self) -> Iterator[Tuple[Tuple[str, int], ServicePortName]]:
+    def node_ports(self) -> Iterator[tuple[tuple[str, int], ServicePortName]]:
         """Yield (protocol, node port) with its ServicePort."""
         yield from self._node_ports.items()

@@ -8,13 +8,13 @@ Values do not depend on the mode: a mode turns them into chains, virtual servers
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 from ..base.addresses import address_and_port
 from ..cluster.account import EIGHTHS
 from ..cluster.model import NO_POLICY, NamespacedName, ServicePolicy
 
-Sources = Optional[Tuple[str, ...]]
+Sources = Optional[tuple[str, ...]]
 """The CIDRs whose sources are allowed, possibly none; None if every source is."""
 
 
@@ -52,8 +52,8 @@ class Endpoint(NamedTuple):
     ready: bool = True
     serving: bool = True
     terminating: bool = False
-    zone_hints: Tuple[str, ...] = ()
-    node_hints: Tuple[str, ...] = ()
+    zone_hints: tuple[str, ...] = ()
+    node_hints: tuple[str, ...] = ()
     failed: str = ""
     weight: int = 1
     rising: int = EIGHTHS
@@ -74,8 +74,8 @@ class ServicePortInfo(NamedTuple):
     cluster_ip: str
     port: int
     node_port: int
-    external_ips: Tuple[str, ...]
-    load_balancer_ips: Tuple[str, ...]
+    external_ips: tuple[str, ...]
+    load_balancer_ips: tuple[str, ...]
     #: Allowed sources of load balancer addresses.
     source_ranges: Sources
     #: 0 without ClientIP affinity.
@@ -90,12 +90,12 @@ class ServicePortInfo(NamedTuple):
     #: 0 when unused.
     health_check_node_port: int
     #: All known endpoints, whatever their conditions.
-    endpoints: Tuple[Endpoint, ...]
+    endpoints: tuple[Endpoint, ...]
     #: The endpoints selected under the traffic policy Cluster, and under Local.
-    cluster: Tuple[Endpoint, ...]
-    local: Tuple[Endpoint, ...]
+    cluster: tuple[Endpoint, ...]
+    local: tuple[Endpoint, ...]
     #: The union of all endpoints that may be used.
-    reachable: Tuple[Endpoint, ...]
+    reachable: tuple[Endpoint, ...]
     #: At least one endpoint on any node is usable.
     has_any: bool
     #: Allowed sources of external IPs, and of the node port.
@@ -108,7 +108,7 @@ class ServicePortInfo(NamedTuple):
     #: When the Service was created, as in ``cluster.model.Service``.
     created: str = ""
     #: External addresses that no interface of the node may get for this Service: they are those of API servers.
-    unbound: Tuple[str, ...] = ()
+    unbound: tuple[str, ...] = ()
 
     @property
     def protocol(self) -> str:

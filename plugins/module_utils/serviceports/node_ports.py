@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Iterable, NamedTuple, Sequence
 
 from ..base.addresses import IPV4, IPV6, Network, family_of, is_loopback, networks_of, parse_network
 from ..base.errors import ConfigurationError
@@ -23,11 +23,11 @@ class NodePortAddresses(NamedTuple):
     """
 
     family: str
-    cidrs: Tuple[str, ...]
+    cidrs: tuple[str, ...]
     match_all: bool
     contains_loopback: bool
 
-    def node_ips(self, addresses: Iterable[Tuple[str, str]]) -> Tuple[str, ...]:
+    def node_ips(self, addresses: Iterable[tuple[str, str]]) -> tuple[str, ...]:
         """Return the node's addresses on which node ports answer, without duplicates, in the order given.
 
         ``addresses``: (interface, canonical address) of all interfaces and families, loopback included.
@@ -38,7 +38,7 @@ class NodePortAddresses(NamedTuple):
         return tuple(dict.fromkeys(chosen))
 
 
-def resolve_primary(values: Sequence[str], node_ips: Iterable[str]) -> Tuple[str, ...]:
+def resolve_primary(values: Sequence[str], node_ips: Iterable[str]) -> tuple[str, ...]:
     """Return ``values`` with the word ``primary`` replaced by the host CIDRs of the node's own addresses.
 
     ``node_ips``: the addresses known for the node, at most one of each family; loopback ones count as unknown. If
@@ -54,7 +54,7 @@ def node_port_addresses(values: Sequence[str], family: str) -> NodePortAddresses
 
     Raises ConfigurationError for a value that is not a CIDR (``primary`` must have been resolved).
     """
-    networks: List[Network] = []
+    networks: list[Network] = []
     for value in values:
         network = parse_network(value)
         if network is None:

@@ -11,11 +11,11 @@ Source: kube-proxy 1.36; KEPs 1669, 2086, 2433, 3015.
 
 from __future__ import annotations
 
-from typing import Iterable, NamedTuple, Tuple
+from typing import Iterable, NamedTuple
 
 from .info import Endpoint
 
-Endpoints = Tuple[Endpoint, ...]
+Endpoints = tuple[Endpoint, ...]
 
 NO_TOPOLOGY = ""
 SAME_NODE = "same-node"

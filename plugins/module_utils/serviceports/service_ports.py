@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator, NamedTuple, Optional, Tuple
+from typing import Iterable, Iterator, NamedTuple, Optional
 
 from ..base.addresses import IPV6, Network, address_bits, networks_of
 from ..cluster.model import Service, ServicePolicy, ServicePort
@@ -15,7 +15,7 @@ from .info import Sources
 from .policy import policy_of
 
 
-def sources_of_family(cidrs: Optional[Tuple[str, ...]], family: str) -> Sources:
+def sources_of_family(cidrs: Optional[tuple[str, ...]], family: str) -> Sources:
     """Return the CIDRs of a family; None if every source of it is allowed.
 
     ``cidrs`` are of both families, None without a restriction. If none is of the family, no source of it is allowed.
@@ -64,8 +64,8 @@ class ServiceAttributes(NamedTuple):
     """
 
     cluster_ip: str
-    external_ips: Tuple[str, ...]
-    load_balancer_ips: Tuple[str, ...]
+    external_ips: tuple[str, ...]
+    load_balancer_ips: tuple[str, ...]
     source_ranges: Sources
     external_ip_sources: Sources
     node_port_sources: Sources
@@ -89,7 +89,7 @@ def cluster_ip_of(service: Service, family: str) -> str:
     return service.cluster_ip_v6 if family == IPV6 else service.cluster_ip_v4
 
 
-def of_family(items: Tuple[str, ...], family: str) -> Tuple[str, ...]:
+def of_family(items: tuple[str, ...], family: str) -> tuple[str, ...]:
     """Return the canonical addresses or CIDRs that are of the family, in their order."""
     if not items:
         return items
@@ -97,7 +97,7 @@ def of_family(items: Tuple[str, ...], family: str) -> Tuple[str, ...]:
     return tuple([item for item in items if (":" in item) == is_v6])
 
 
-def _without(cluster_ip: str, addresses: Tuple[str, ...]) -> Tuple[str, ...]:
+def _without(cluster_ip: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
     """Return the addresses other than the cluster IP, which has one traffic policy and no source ranges.
 
     kube-proxy 1.36 follows one of two contradictory rules then: the first in iptables mode, the last in nftables mode,
@@ -106,7 +106,7 @@ def _without(cluster_ip: str, addresses: Tuple[str, ...]) -> Tuple[str, ...]:
     return tuple([item for item in addresses if item != cluster_ip]) if cluster_ip in addresses else addresses
 
 
-def effective_source_ranges(source_ranges: Tuple[str, ...], family: str, behaviour: Behaviour) -> Sources:
+def effective_source_ranges(source_ranges: tuple[str, ...], family: str, behaviour: Behaviour) -> Sources:
     """Return the CIDRs of the family that restrict load balancer addresses; None if every source is allowed.
 
     A CIDR of prefix length 0 allows its whole family, and for kube-proxy 1.36 ranges of one family do not restrict the

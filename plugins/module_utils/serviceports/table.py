@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Collection, Iterable, Mapping, NamedTuple, Optional
 
 from ..base.addresses import IPV6
 from ..cluster.account import EIGHTHS
@@ -20,7 +20,7 @@ from .selection import Selection, select
 from .service_ports import DEFAULT_POLICY, PortPolicy, ServiceAttributes, cluster_ip_of, port_policy, service_attributes
 from .weights import EQUAL, Weights, differ, weights_of, with_rise
 
-PortKey = Tuple[str, str]
+PortKey = tuple[str, str]
 """Name and protocol of a port: endpoints belong to a ServicePort by these, never by the port number."""
 
 _new = tuple.__new__
@@ -32,7 +32,7 @@ def expand(
     node_name: str,
     weights: Weights = EQUAL,
     served: Optional[Collection[PortKey]] = None,
-) -> Dict[PortKey, Tuple[Endpoint, ...]]:
+) -> dict[PortKey, tuple[Endpoint, ...]]:
     """Return the endpoints of one Service by port name and protocol, each list sorted by the text ``ip:port``.
 
     Slices of the other family are ignored. Of several endpoints with one ``ip:port`` the last one that is not
@@ -40,7 +40,7 @@ def expand(
     decides which endpoints are local; with an empty name none is. ``weights`` are those of the Service. ``served``: the
     only ports of interest, None for all.
     """
-    tables: Dict[PortKey, Dict[str, Endpoint]] = {}
+    tables: dict[PortKey, dict[str, Endpoint]] = {}
     for item in slices:
         if item.family != family:
             continue
@@ -55,9 +55,9 @@ def expand(
 
 def endpoint_counts(
     slices: Iterable[EndpointSlice], family: str, served: Optional[Collection[PortKey]] = None
-) -> Dict[PortKey, int]:
+) -> dict[PortKey, int]:
     """Return how many endpoints :func:`expand` returns for each port name and protocol."""
-    found: Dict[PortKey, Set[Tuple[str, int]]] = {}
+    found: dict[PortKey, set[tuple[str, int]]] = {}
     for item in slices:
         if item.family == family and item.endpoints:
             for port in item.ports:
@@ -68,7 +68,7 @@ def endpoint_counts(
     return {key: len(places) for key, places in found.items()}
 
 
-def _add(table: Dict[str, Endpoint], item: EndpointSlice, port: int, node_name: str, weights: Weights) -> None:
+def _add(table: dict[str, Endpoint], item: EndpointSlice, port: int, node_name: str, weights: Weights) -> None:
     before, after = ("[", f"]:{port}") if item.family == IPV6 else ("", f":{port}")
     of_nodes, weight = weights.of_nodes, weights.of_slices.get(item.name, 1)
     for address, on_node, ready, serving, terminating, zone_hints, node_hints in item.endpoints:
@@ -82,7 +82,7 @@ def _add(table: Dict[str, Endpoint], item: EndpointSlice, port: int, node_name: 
         table[text] = _new(Endpoint, fields)
 
 
-def mark_failing(endpoints: Tuple[Endpoint, ...], failing: Failing) -> Tuple[Endpoint, ...]:
+def mark_failing(endpoints: tuple[Endpoint, ...], failing: Failing) -> tuple[Endpoint, ...]:
     """Return the endpoints of a ServicePort with those marked that fail their health checks.
 
     They are neither ready nor serving, so that no traffic is sent to them. If at most ``panic_threshold`` of the ready
@@ -107,7 +107,7 @@ def mark_failing(endpoints: Tuple[Endpoint, ...], failing: Failing) -> Tuple[End
     )
 
 
-def slices_in_order(slices: Mapping[str, EndpointSlice], behaviour: Behaviour = KUBE_PROXY) -> List[EndpointSlice]:
+def slices_in_order(slices: Mapping[str, EndpointSlice], behaviour: Behaviour = KUBE_PROXY) -> list[EndpointSlice]:
     """Return slices in the order in which one prevails over those before it: by name, or first by time if corrected."""
     if len(slices) == 1:
         return list(slices.values())
@@ -147,7 +147,7 @@ def is_served(service: Service, context: NodeContext) -> bool:
 
 def service_ports_of(
     state: ClusterState, service_key: NamespacedName, context: NodeContext
-) -> Tuple[ServicePortInfo, ...]:
+) -> tuple[ServicePortInfo, ...]:
     """Return the ServicePorts of one Service, sorted by key; empty if there is no such Service in the family.
 
     It is also empty for a Service that is left to a program on the node.
@@ -172,7 +172,7 @@ def service_ports_of(
     lost, failing = state.lost_claims(service_key), state.failing(service_key)
     rising, reserved = state.rising(service_key), state.reserved_addresses(service)
     has_weights = weights is not EQUAL or bool(rising)
-    service_ports: List[ServicePortInfo] = []
+    service_ports: list[ServicePortInfo] = []
     for port in service.ports:
         claimed = _without_lost(attributes, port, context.family, lost) if lost else (attributes, port)
         if claimed is None:
@@ -207,10 +207,10 @@ def _info(
     policy: PortPolicy,
     *,
     family: str,
-    endpoints: Tuple[Endpoint, ...],
+    endpoints: tuple[Endpoint, ...],
     chosen: Selection,
     weighted: bool,
-    reserved: FrozenSet[str],
+    reserved: frozenset[str],
 ) -> ServicePortInfo:
     external = (*attributes.external_ips, *attributes.load_balancer_ips)
     return ServicePortInfo(
@@ -243,7 +243,7 @@ def _info(
     )
 
 
-def _served_ports(service: Service, slices: Iterable[EndpointSlice]) -> Optional[Set[PortKey]]:
+def _served_ports(service: Service, slices: Iterable[EndpointSlice]) -> Optional[set[PortKey]]:
     """Return the ports of a Service if an EndpointSlice has more, so that only these are expanded; otherwise None."""
     ports = len(service.ports)
     for item in slices:
@@ -267,7 +267,7 @@ def _cluster_ip_only(service: Service) -> Service:
 
 def _without_lost(
     attributes: ServiceAttributes, port: ServicePort, family: str, lost: LostClaims
-) -> Optional[Tuple[ServiceAttributes, ServicePort]]:
+) -> Optional[tuple[ServiceAttributes, ServicePort]]:
     """Return the attributes and the port without the addresses and the node port that other Services have claimed.
 
     None if the cluster IP is one of them.
@@ -276,7 +276,7 @@ def _without_lost(
     if Claim(attributes.cluster_ip, number, protocol) in lost:
         return None
 
-    def kept(addresses: Tuple[str, ...]) -> Tuple[str, ...]:
+    def kept(addresses: tuple[str, ...]) -> tuple[str, ...]:
         return tuple([address for address in addresses if Claim(address, number, protocol) not in lost])
 
     attributes = attributes._replace(
@@ -310,6 +310,6 @@ def count_endpoints(
     )
 
 
-def all_service_ports(state: ClusterState, context: NodeContext) -> Dict[ServicePortName, ServicePortInfo]:
+def all_service_ports(state: ClusterState, context: NodeContext) -> dict[ServicePortName, ServicePortInfo]:
     """Return the ServicePorts of all Services, sorted by key."""
     return {info.key: info for key in sorted(state.services) for info in service_ports_of(state, key, context)}

@@ -10,7 +10,7 @@ slow start an endpoint gets only a part of its share.
 from __future__ import annotations
 
 from math import gcd
-from typing import List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Mapping, NamedTuple, Sequence
 
 from ..cluster.account import EIGHTHS, MOST_PLACES, PLACES_OF_ENDPOINT
 from ..cluster.model import EndpointSlice
@@ -52,12 +52,12 @@ def weights_of(
     return Weights(of_slices, of_nodes) if of_slices or of_nodes else EQUAL
 
 
-def with_rise(endpoints: Tuple[Endpoint, ...], rising: Rising) -> Tuple[Endpoint, ...]:
+def with_rise(endpoints: tuple[Endpoint, ...], rising: Rising) -> tuple[Endpoint, ...]:
     """Return the endpoints of a ServicePort with those marked whose share still rises."""
     return tuple([item._replace(rising=rising.get((item.ip, item.port), EIGHTHS)) for item in endpoints])
 
 
-def risen(endpoints: Sequence[Endpoint]) -> Tuple[Endpoint, ...]:
+def risen(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
     """Return the endpoints of a ServicePort without slow start: each has its whole share."""
     return tuple([item._replace(rising=EIGHTHS) for item in endpoints])
 
@@ -67,14 +67,14 @@ def differ(endpoints: Sequence[Endpoint]) -> bool:
     return len({endpoint.weight * endpoint.rising for endpoint in endpoints}) > 1
 
 
-def shares(endpoints: Sequence[Endpoint]) -> Tuple[int, ...]:
+def shares(endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
     """Return the shares of endpoints in new connections, as the smallest integers; none of the weights is 0."""
     weights = [endpoint.weight * endpoint.rising for endpoint in endpoints]
     divisor = gcd(*weights)
     return tuple([weight // divisor for weight in weights])
 
 
-def slots(endpoints: Sequence[Endpoint]) -> Tuple[Endpoint, ...]:
+def slots(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
     """Return a list in which each endpoint has places in proportion to its weight, spread evenly over the list.
 
     Each has at least one. Shares that need more than MOST_PLACES are rounded.
@@ -84,7 +84,7 @@ def slots(endpoints: Sequence[Endpoint]) -> Tuple[Endpoint, ...]:
     total = sum(wanted)
     if total > most:
         wanted = tuple([max(1, share * most // total) for share in wanted])
-    places: List[Tuple[float, int]] = []
+    places: list[tuple[float, int]] = []
     for index, share in enumerate(wanted):
         places += [((place + 0.5) / share, index) for place in range(share)]
     return tuple([endpoints[index] for _position, index in sorted(places)])

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Optional
 
 PREFIX = "kubenode_proxy_schedule_"
 HELP = {
@@ -48,7 +48,7 @@ KINDS = ("added", "replaced", "removed")
 RECAP = re.compile(r"^\S+\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
 
 # A metric's name and labels, as they are written, and its value.
-Samples = List[Tuple[str, str, float]]
+Samples = list[tuple[str, str, float]]
 
 
 def converge_samples(output: str) -> Samples:
@@ -93,8 +93,8 @@ def last_success(path: str) -> Optional[float]:
 
 def render(samples: Samples) -> str:
     """The metrics in Prometheus' text format, each with its help once."""
-    lines: List[str] = []
-    seen: Dict[str, None] = {}
+    lines: list[str] = []
+    seen: dict[str, None] = {}
     for name, labels, value in samples:
         if name not in seen:
             seen[name] = None
@@ -154,7 +154,7 @@ def output_of(process: subprocess.Popen[str]) -> str:
             return process.communicate(timeout=LONGEST_WAIT)[0]
 
 
-def run(command: List[str], kind: str, termination: Termination) -> Tuple[int, Samples]:
+def run(command: list[str], kind: str, termination: Termination) -> tuple[int, Samples]:
     """Run the command; its errors go where ours go, its output as well unless it is a report for programs."""
     try:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
@@ -177,7 +177,7 @@ def run(command: List[str], kind: str, termination: Termination) -> Tuple[int, S
     return process.returncode if process.returncode >= 0 else 128 - process.returncode, samples
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run, write the metrics, and return the command's status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--metrics", required=True, help="file to write")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Mapping, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "plugins"))
 
@@ -26,12 +26,12 @@ from module_utils.convergence.request import Request
 from module_utils.rollback.converged import converge
 
 
-def node_document(environment: Mapping[str, str]) -> Optional[Dict[str, Any]]:
+def node_document(environment: Mapping[str, str]) -> Optional[dict[str, Any]]:
     """Return the NodeProxyConfiguration that the environment requests; None for that of the file."""
     if "LAB_NETWORK_POLICY" not in environment:
         return None
     wanted = environment["LAB_NETWORK_POLICY"]
-    policy: Dict[str, Any] = {"enabled": wanted in ("1", "standalone"), "clusterNetworkPolicies": True}
+    policy: dict[str, Any] = {"enabled": wanted in ("1", "standalone"), "clusterNetworkPolicies": True}
     policy["standalone"] = wanted == "standalone"
     established = environment.get("LAB_NETWORK_POLICY_ESTABLISHED")
     if established:

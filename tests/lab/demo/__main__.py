@@ -18,7 +18,7 @@ import time
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Optional, Sequence
 
 from tests.conftest import make_link
 from tests.lab.cluster import Lab
@@ -38,7 +38,7 @@ RULES = {
     "ipvs": "iptables-legacy-save 2>/dev/null; ipset -n list; ipvsadm -Sn; ip -br link show type dummy; true",
 }
 # A command that shows what each mode programs for the Service shop/web, and a line that it must print.
-SHOWN: Dict[str, Tuple[str, str, str]] = {
+SHOWN: dict[str, tuple[str, str, str]] = {
     "iptables": ("iptables-save -t nat | grep shop/web", "the rules of the Service shop/web", "KUBE-SVC-"),
     "nftables": (
         "nft list table ip kube-proxy | grep -E '10.96.10.1 |map service-|chain services'",
@@ -62,14 +62,14 @@ class Demonstration:
         self._playbooks = Playbooks(lab)
         self._shown = [node for node in lab.nodes if node.mode != "ipvs"]
         self._ipvs = next((node for node in lab.nodes if node.mode == "ipvs"), None)
-        self._problems: List[str] = []
+        self._problems: list[str] = []
         self._again: Optional[Future[Run]] = None
         self._ipvs_clean_up: Optional[Future[Run]] = None
 
     def run(self) -> int:
         """Run all steps; return the number of facts that are false. Raises LabError if a node does not come up."""
         self._show_laboratory()
-        steps: List[Callable[[], bool]] = [
+        steps: list[Callable[[], bool]] = [
             self._preview,
             self._converge,
             self._kernels,
@@ -127,7 +127,7 @@ class Demonstration:
         return run if good else None
 
     @property
-    def _names(self) -> List[str]:
+    def _names(self) -> list[str]:
         return [node.name for node in self._shown]
 
     # ---- steps: each returns whether the next one makes sense

@@ -13,7 +13,7 @@ import re
 import subprocess
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Callable, Dict, NamedTuple
+from typing import Callable, NamedTuple
 
 from tests.lab.ansible_playbook import ansible_playbook
 from tests.lab.cluster import ROOT, Lab
@@ -28,7 +28,7 @@ class Run(NamedTuple):
     command: str
     status: int
     text: str
-    changed: Dict[str, int]
+    changed: dict[str, int]
 
     @property
     def recap(self) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set
+from typing import Callable, Iterator, NamedTuple, Optional
 
 from tests.lab.cluster import Lab
 from tests.lab.probe import Answer
@@ -24,7 +24,7 @@ PATIENCE = 2
 # Requests at a time, some of which wait for a timeout.
 AT_ONCE = 6
 
-Check = Callable[[List[Answer]], Optional[str]]
+Check = Callable[[list[Answer]], Optional[str]]
 
 
 class Request(NamedTuple):
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 def backends(*wanted: str, peer: Optional[str] = None) -> Check:
     """Expect answers of exactly these backends, at least one of each; with ``peer`` they must report that address."""
 
-    def check(answers: List[Answer]) -> Optional[str]:
+    def check(answers: list[Answer]) -> Optional[str]:
         seen = {answer.backend for answer in answers if answer.outcome == "answer"}
         if any(answer.outcome != "answer" for answer in answers):
             return f"not every request was answered: {outcomes(answers)}"
@@ -65,7 +65,7 @@ def backends(*wanted: str, peer: Optional[str] = None) -> Check:
     return check
 
 
-def one_backend(answers: List[Answer]) -> Optional[str]:
+def one_backend(answers: list[Answer]) -> Optional[str]:
     """Expect all answers from one backend, as session affinity promises."""
     seen = {answer.backend for answer in answers}
     return None if len(seen) == 1 and answers[0].outcome == "answer" else "expected always the same backend"
@@ -76,20 +76,20 @@ def nobody(*outcome: str) -> Check:
     return lambda answers: None if {answer.outcome for answer in answers} <= set(outcome) else "expected no answer"
 
 
-def outcomes(answers: List[Answer]) -> str:
+def outcomes(answers: list[Answer]) -> str:
     """Return answers in words: backends with their counts, and other outcomes."""
-    counts: Dict[str, int] = {}
+    counts: dict[str, int] = {}
     for answer in answers:
         name = answer.backend or answer.outcome
         counts[name] = counts.get(name, 0) + 1
     return ", ".join(f"{name} x{count}" for name, count in sorted(counts.items()))
 
 
-def requests_for(lab: Lab, node: LabNode) -> List[Request]:
+def requests_for(lab: Lab, node: LabNode) -> list[Request]:
     """Return all requests that go through one node; a node without pods gets those of clients outside only."""
     pods = {other.name: pods_of(lab.snapshot, other) for other in lab.nodes}
 
-    def named(service: str, *nodes: str) -> Set[str]:
+    def named(service: str, *nodes: str) -> set[str]:
         chosen = nodes or tuple(pods)
         return {pod.name for name in chosen for pod in pods[name] if pod.name.rsplit("-", 2)[0] == service}
 
@@ -146,7 +146,7 @@ def perform_all(lab: Lab, node: LabNode) -> Iterator[Outcome]:
 
 def perform(lab: Lab, node: LabNode, request: Request) -> Outcome:
     """Send a request, and judge the answer."""
-    answers: List[Answer] = []
+    answers: list[Answer] = []
     while len(answers) < request.times and sum(answer.outcome != "answer" for answer in answers) < PATIENCE:
         if request.pod:
             answers += lab.ask_from_pod(

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from typing import Any, List, Sequence
+from typing import Any, Sequence
 
 from tests.lab.load.model import LOST_SECONDS, Endpoint, Flow, Tally
 
@@ -38,7 +38,7 @@ class Load:
     """
 
     def __init__(self, flows: Sequence[Flow], endpoints: Sequence[Endpoint], patient: bool = False) -> None:
-        self._processes: List[subprocess.Popen[str]] = []
+        self._processes: list[subprocess.Popen[str]] = []
         self._server = self._start("serve", endpoints)
         assert self._server.stdout is not None
         if self._server.stdout.readline() != "ready\n":
@@ -75,7 +75,7 @@ class Load:
     def take(self, flows: int = 0, each: int = 0, timeout: float = 60.0) -> Tally:
         """Return what happened since the last call, after waiting for ``each`` more answers to ``flows`` flows each."""
         answers: Counter[str] = Counter()
-        problems: List[str] = []
+        problems: list[str] = []
         seconds = 0.0
         deadline = time.monotonic() + timeout
         after: Counter[str] = Counter()

@@ -14,7 +14,7 @@ import struct
 import sys
 import time
 from collections import Counter
-from typing import Any, Dict, List, Sequence
+from typing import Any, Sequence
 
 from tests.lab.load.model import LOST_SECONDS, Flow, Tally, family_of
 from tests.lab.system import socket_inside
@@ -50,14 +50,14 @@ class Clients:
         self._flows = flows
         self._chooser = selectors.DefaultSelector()
         self._chooser.register(sys.stdin.buffer, selectors.EVENT_READ, None)
-        self._open: Dict[int, _Request] = {}
-        self._idle: Dict[Flow, List[socket.socket]] = {flow: [] for flow in flows}
+        self._open: dict[int, _Request] = {}
+        self._idle: dict[Flow, list[socket.socket]] = {flow: [] for flow in flows}
         self._kept: Counter[Flow] = Counter()
         self._next = {flow: time.monotonic() + index / 997 for index, flow in enumerate(flows)}
-        self._ports: Dict[Any, int] = {}
+        self._ports: dict[Any, int] = {}
         self._number = 0
         self._answers: Counter[str] = Counter()
-        self._problems: List[str] = []
+        self._problems: list[str] = []
         self._since = time.monotonic()
         self._resting = False
         self._forgiven = 0

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Dict, List, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 LOST_SECONDS = 15.0
 
@@ -53,8 +53,8 @@ class Tally(NamedTuple):
     ``complete``: every flow that was waited for has had its answers.
     """
 
-    answers: Dict[str, int]
-    problems: List[str]
+    answers: dict[str, int]
+    problems: list[str]
     seconds: float
     waiting: int
     complete: bool = True

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
-from typing import List
 
 import pytest
 
@@ -345,7 +344,7 @@ def test_a_second_run_changes_nothing_whatever_the_virtual_servers_are(node):
 
 
 #: Another virtual server beside that of the base, by what it has in common with it.
-BESIDE: List[Options] = [
+BESIDE: list[Options] = [
     {"address": "192.0.2.10", "port": 80, "protocol": "udp"},
     {"address": "192.0.2.10", "port": 81},
     {"address": "192.0.2.10", "port": 0, "persistence": 60},
@@ -357,7 +356,7 @@ BESIDE: List[Options] = [
     {"firewall_mark": 7, "family": "ipv6", "real_servers": [{"address": "2001:db8::2"}]},
     {"firewall_mark": 80, "persistence": 60},
 ]
-SETTINGS: List[Options] = [
+SETTINGS: list[Options] = [
     {},
     {"scheduler": "sh", "flags": ["sh-port"]},
     {"real_servers": []},

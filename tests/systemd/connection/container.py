@@ -12,7 +12,7 @@ import os
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.connection import ConnectionBase
@@ -50,7 +50,7 @@ class Connection(ConnectionBase):
         self._connected = True
         return self
 
-    def _run(self, command: str, data: bytes) -> Tuple[int, bytes, bytes]:
+    def _run(self, command: str, data: bytes) -> tuple[int, bytes, bytes]:
         pid = int(self._play_context.remote_addr)
         if not os.path.exists(f"/proc/{pid}"):
             raise AnsibleConnectionFailure(f"process {pid} of the container does not exist")
@@ -67,7 +67,7 @@ class Connection(ConnectionBase):
         done = subprocess.run([*words, "sh", "-c", command], input=data, capture_output=True, check=False)
         return done.returncode, done.stdout, done.stderr
 
-    def exec_command(self, cmd: str, in_data: Any = None, sudoable: bool = True) -> Tuple[int, bytes, bytes]:
+    def exec_command(self, cmd: str, in_data: Any = None, sudoable: bool = True) -> tuple[int, bytes, bytes]:
         """Run a command line."""
         super().exec_command(cmd, in_data=in_data, sudoable=sudoable)
         return self._run(cmd, in_data or b"")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import io
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import (
     inputs,
@@ -37,8 +37,8 @@ class Kernel(Resource[Any, Any]):
     author, lost = "nft, process 7", False
 
     def __init__(self) -> None:
-        self.entries: Dict[Any, Any] = {}
-        self.applied: List[int] = []
+        self.entries: dict[Any, Any] = {}
+        self.applied: list[int] = []
         self.observed = 0
         self.notified = False
         self.progressed = 0
@@ -49,7 +49,7 @@ class Kernel(Resource[Any, Any]):
     def network_policy(self) -> Kernel:
         return self
 
-    def observe(self) -> Dict[Any, Any]:
+    def observe(self) -> dict[Any, Any]:
         self.observed += 1
         return dict(self.entries)
 
@@ -74,7 +74,7 @@ class Kernel(Resource[Any, Any]):
 class NoInterfaces:
     """In the place of the monitor of interfaces: those of the machine that runs the tests come and go meanwhile."""
 
-    def events(self) -> List[Any]:
+    def events(self) -> list[Any]:
         return []
 
     def pop_lost(self) -> bool:
@@ -100,7 +100,7 @@ def follower(
     view: ClusterView,
     timers: Optional[Timers] = None,
     stream: Optional[io.StringIO] = None,
-    events: Optional[List[Any]] = None,
+    events: Optional[list[Any]] = None,
     **options: str,
 ) -> policy.PolicySync:
     """Return what enforces policies on node1, with these settings; it logs to ``stream``, and posts ``events``."""
@@ -123,7 +123,7 @@ def turn(sync: policy.PolicySync, timers: Timers) -> None:
     sync.sync(())
 
 
-def cluster_objects() -> List[Dict[str, Any]]:
+def cluster_objects() -> list[dict[str, Any]]:
     """Return the objects of the cluster."""
     return list(cases.steps("default-deny-ingress")[0].objects.values())
 
@@ -137,12 +137,12 @@ def known_cluster(*more: str) -> ClusterView:
     return view
 
 
-def node1() -> Dict[str, Any]:
+def node1() -> dict[str, Any]:
     """Return the Node that :func:`follower` is on."""
     return next(item for item in cluster_objects() if item["kind"] == "Node" and item["metadata"]["name"] == "node1")
 
 
-def a_pod() -> Dict[str, Any]:
+def a_pod() -> dict[str, Any]:
     """Return a pod of that Node."""
     return next(item for item in cluster_objects() if item["kind"] == "Pod" and item["spec"]["nodeName"] == "node1")
 

@@ -29,10 +29,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.failures import Steps
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timers import Timers
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.static import parse_static
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import (
-    Failing,
-    NamespacedName,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Failing, NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import HealthChecks
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import Endpoint

@@ -16,10 +16,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.attempt import Target
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.prober import Prober, Verdict
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import (
-    HealthCheck,
-    NamespacedName,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import HealthCheck, NamespacedName
 from tests.apiserver.tls import make_certificates
 
 NAME = NamespacedName("static", "web")

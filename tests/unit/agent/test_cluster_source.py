@@ -13,10 +13,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source import cluster_source, disk_copy
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.first_services import FirstObjects
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.known import Batch
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import (
-    NETWORK_POLICIES,
-    PODS,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import NETWORK_POLICIES, PODS
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.cache import read_cache, write_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune

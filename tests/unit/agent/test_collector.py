@@ -10,10 +10,7 @@ import weakref
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.collector import (
-    begin_loading,
-    end_loading,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.collector import begin_loading, end_loading
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping
+from typing import Any, Iterator, Mapping
 
 import pytest
 
@@ -61,7 +61,7 @@ def rest(bench: SyncBench, first: int) -> int:
     return number
 
 
-def drifted(bench: SyncBench) -> Dict[Any, Any]:
+def drifted(bench: SyncBench) -> dict[Any, Any]:
     """Change the table as another program does: every ninth entry is missing, and others have been added."""
     table = bench.table
     for key in list(table)[::9]:
@@ -71,7 +71,7 @@ def drifted(bench: SyncBench) -> Dict[Any, Any]:
     return dict(table)
 
 
-def served_elements(bench: SyncBench) -> List[Any]:
+def served_elements(bench: SyncBench) -> list[Any]:
     return [key for key in bench.table if key.kind == "element"]
 
 

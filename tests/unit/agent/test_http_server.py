@@ -27,22 +27,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.http.message 
     head_length,
     parse_head,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.http.server import (
-    DEADLINE,
-    EVICTED,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.http.server import DEADLINE, EVICTED
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from tests.lab.idle import hold_idle
-from tests.unit.agent.http_bench import (
-    GET,
-    HERE,
-    OTHER,
-    ask,
-    connect,
-    read_all,
-    respond,
-    running,
-)
+from tests.unit.agent.http_bench import GET, HERE, OTHER, ask, connect, read_all, respond, running
 from tests.waiting import PATIENCE, wait_for
 
 

@@ -24,17 +24,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.super
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.loop import LONGEST_WAIT_SECONDS
 from ansible_collections.kubenode.proxy.plugins.module_utils.clients import ClientRule
-from tests.unit.agent.http_bench import (
-    GET,
-    HERE,
-    answers,
-    ask,
-    connect,
-    read_all,
-    respond,
-    running,
-    supervisor,
-)
+from tests.unit.agent.http_bench import GET, HERE, answers, ask, connect, read_all, respond, running, supervisor
 from tests.waiting import PATIENCE, wait_for
 
 

@@ -15,15 +15,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.threads.timer
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
-from tests.unit.agent.policy_bench import (
-    Kernel,
-    a_pod,
-    fail,
-    follower,
-    known_cluster,
-    turn,
-    with_policies,
-)
+from tests.unit.agent.policy_bench import Kernel, a_pod, fail, follower, known_cluster, turn, with_policies
 
 
 def test_nothing_wakes_the_loop_between_a_failure_and_the_next_attempt(kernel, monkeypatch):

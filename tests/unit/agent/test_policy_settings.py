@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import policy, settings
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
@@ -35,7 +35,7 @@ def test_the_ranges_of_unknown_pods_are_those_that_the_node_gets(kernel, monkeyp
     view.listed |= KINDS
     sync = follower(kernel, view, unknown_pods="deny")
 
-    def ranges() -> List[Any]:
+    def ranges() -> list[Any]:
         return [key for key in kernel.entries if key[:2] == ("element", "pod-ranges4")]
 
     sync.sync(())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from functools import partial
-from typing import Any, List
+from typing import Any
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies import connection_cuts, policy, policy_table
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies.inputs import PAUSE_FACTOR, PolicyChoices
@@ -87,7 +87,7 @@ def test_what_a_new_state_replaces_is_collected(kernel):
 def test_nothing_is_computed_while_nothing_changes(kernel, monkeypatch):
     view = known_cluster()
     sync = follower(kernel, view)
-    computed: List[str] = []
+    computed: list[str] = []
     for module, name in ((policy_table, "change_of"), (policy, "annotation_warnings"), (policy_table, "plan")):
         original = getattr(module, name)
         monkeypatch.setattr(
@@ -120,7 +120,7 @@ def test_nothing_is_computed_while_nothing_changes(kernel, monkeypatch):
 
 def test_a_new_pod_is_isolated_first_and_nothing_is_cut_before_its_grants_are_complete(kernel, monkeypatch):
     monkeypatch.setattr(policy, "node_policy", partial(_in_portions, 1))
-    judged: List[int] = []
+    judged: list[int] = []
 
     def cutting(*_arguments):
         judged.append(len(kernel.applied))
@@ -160,7 +160,7 @@ def test_a_new_pod_is_isolated_first_and_nothing_is_cut_before_its_grants_are_co
 class _Crowded:
     """Policies of which a changed one finds no room, and a choice takes a second."""
 
-    def __init__(self, clock: List[float]) -> None:
+    def __init__(self, clock: list[float]) -> None:
         self.choices, self.is_provisional, self.clock = 0, False, clock
 
     def update(self, _changes: Any, choose: bool) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, List, Set
+from typing import Any
 
 import pytest
 
@@ -36,7 +36,7 @@ def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(syncer, "monotonic", lambda: 0.0)
 
 
-def sized(entries: Dict[NamespacedName, int], ports: int = 1) -> portions.SizeOf:
+def sized(entries: dict[NamespacedName, int], ports: int = 1) -> portions.SizeOf:
     """Return the sizes of Services that make these entries; others make few."""
     return lambda service: Size(entries.get(service, 0), ports)
 
@@ -45,7 +45,7 @@ def key(name: str, namespace: str = "d") -> NamespacedName:
     return NamespacedName(namespace, name)
 
 
-def large(name: str, number: int, **metadata: Any) -> List[Dict[str, Any]]:
+def large(name: str, number: int, **metadata: Any) -> list[dict[str, Any]]:
     """Return a Service of some 4,000 entries: 5 ports at 16 addresses with 48 endpoints, or with slots."""
     ports = [manifests.port(80 + each, name=f"p{each}") for each in range(1 if metadata else 5)]
     addresses = [f"198.18.{number}.{each}" for each in range(6 if metadata else 15)]
@@ -58,14 +58,14 @@ def large(name: str, number: int, **metadata: Any) -> List[Dict[str, Any]]:
     ]
 
 
-def served(bench: SyncBench) -> Set[str]:
+def served(bench: SyncBench) -> set[str]:
     """Return the cluster IPs that have a frontend in the table."""
     rows = bench.mode.resource.table
     found = {each.key[:4] for each in rows if each[:2] == ("element", "service-frontends")}
     return {".".join(map(str, ip)) for ip in found}
 
 
-def small(number: int) -> List[Dict[str, Any]]:
+def small(number: int) -> list[dict[str, Any]]:
     return [
         manifests.service(f"s{number}", f"10.96.0.{number}", [manifests.port(80)], namespace="d"),
         manifests.endpoint_slice(f"s{number}", [manifests.endpoint("10.244.9.9")], [manifests.port(80)], namespace="d"),
@@ -74,7 +74,7 @@ def small(number: int) -> List[Dict[str, Any]]:
 
 @pytest.mark.parametrize("metadata", [{}, {"annotations": {"kubenode.proxy/scheduler": "mh"}}], ids=["lists", "slots"])
 def test_others_are_programmed_before_large_services_which_follow_in_portions(
-    monkeypatch: pytest.MonkeyPatch, metadata: Dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, metadata: dict[str, Any]
 ) -> None:
     bench = SyncBench(monkeypatch, schedulers=(JHASH,))
     bench.sync.sync(first=True)
@@ -175,7 +175,7 @@ def test_the_one_that_waits_longest_comes_next_and_then_those_of_the_namespaces_
     assert not chosen.urgent(set(entries), sized(entries))
     first = chosen.take(sized(entries))
     assert key("m", "modest") in first and key("g0", "greedy") in first and len(first) == 4
-    rest: Set[NamespacedName] = set()
+    rest: set[NamespacedName] = set()
     while chosen.waiting:
         portion = chosen.take(sized(entries))
         assert portion and len(portion) <= 4
@@ -183,7 +183,7 @@ def test_the_one_that_waits_longest_comes_next_and_then_those_of_the_namespaces_
     assert first.keys() | rest == set(entries)
 
 
-def giant(number: int, endpoint: int, ports: int = 40, protocol: str = "TCP", names: str = "p") -> List[Dict[str, Any]]:
+def giant(number: int, endpoint: int, ports: int = 40, protocol: str = "TCP", names: str = "p") -> list[dict[str, Any]]:
     """Return a Service of some 20,000 entries with one endpoint that may change; 8 times as many as a portion has."""
     listed = [manifests.port(80 + each, name=f"{names}{each}", protocol=protocol) for each in range(ports)]
     addresses = [f"198.18.{number}.{each}" for each in range(20)]
@@ -199,12 +199,12 @@ def giant(number: int, endpoint: int, ports: int = 40, protocol: str = "TCP", na
     ]
 
 
-def put(bench: SyncBench, objects: List[Dict[str, Any]]) -> None:
+def put(bench: SyncBench, objects: list[dict[str, Any]]) -> None:
     for raw in objects:
         bench.put(raw)
 
 
-def desired(bench: SyncBench) -> Dict[Any, Any]:
+def desired(bench: SyncBench) -> dict[Any, Any]:
     """Return the table of a node that begins with the objects of a bench."""
     (proxier,) = bench.sync.proxiers.families
     fresh = DesiredTables(proxier.mode.rendering, proxier.settings)
@@ -281,7 +281,7 @@ def test_what_concerns_several_ports_of_a_service_is_one_step(monkeypatch: pytes
     assert bench.table == desired(bench)
 
 
-def served_ports(bench: SyncBench) -> Set[bytes]:
+def served_ports(bench: SyncBench) -> set[bytes]:
     """Return the ports of the giant's cluster IP that have a frontend in the table."""
     address = bytes([10, 97, 0, 1])
     rows = bench.mode.resource.table
@@ -290,7 +290,7 @@ def served_ports(bench: SyncBench) -> Set[bytes]:
 
 def test_connections_are_examined_again_after_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meanwhile flows may have begun to the former endpoint of a port that had not been replaced."""
-    examined: List[bool] = []
+    examined: list[bool] = []
     monkeypatch.setattr(stale_flows, "ConntrackSocket", lambda _progress: contextlib.nullcontext())
     bench = SyncBench(monkeypatch)
 

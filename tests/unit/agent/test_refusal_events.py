@@ -9,25 +9,23 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events import Content, make_event, node_reference
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.notices import RefusalEvents
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import (
-    MOST_OF_NAMESPACE,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.telemetry.log import MOST_OF_NAMESPACE
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import Refusal
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.static import StaticDirectory
 from tests.unit.agent.reports_in_memory import reports_to
 
 
-def refusals(count: int, namespace: str = "shop") -> Tuple[Refusal, ...]:
+def refusals(count: int, namespace: str = "shop") -> tuple[Refusal, ...]:
     return tuple(Refusal("Service", namespace, f"s{number}", "spec.clusterIP", "is missing") for number in range(count))
 
 
 def test_each_refusal_is_reported_once_and_many_of_a_namespace_by_their_number() -> None:
     stream = io.StringIO()
-    posted: List[Any] = []
+    posted: list[Any] = []
     reports = reports_to(stream, lambda *event: posted.append(event))
     events = RefusalEvents(reports)
     events.update(refusals(2), ())
@@ -46,7 +44,7 @@ def test_each_refusal_is_reported_once_and_many_of_a_namespace_by_their_number()
 
 def test_parts_are_reported_except_for_annotations() -> None:
     stream = io.StringIO()
-    posted: List[Any] = []
+    posted: list[Any] = []
     events = RefusalEvents(reports_to(stream, lambda *event: posted.append(event)))
     part = Refusal("Service", "shop", "web", "spec.externalIPs", "198.51.100.7 is outside of its ranges")
     events.update((), (part, part._replace(field="metadata.annotations[x]")))
@@ -58,7 +56,7 @@ def test_a_file_that_cannot_be_read_is_reported_about_the_node(tmp_path: Path) -
     """Whatever its name: an Event needs the name of an object, and a digest of the text."""
     (tmp_path / os.fsdecode(b"caf\xe9.yaml")).write_text("kind: [")
     (refusal,) = StaticDirectory(str(tmp_path)).read().refusals
-    posted: List[Any] = []
+    posted: list[Any] = []
     events = RefusalEvents(reports_to(post=lambda *event: posted.append(event)))
     events.update((refusal,), ())
     ((about, kind, reason, action, note),) = posted

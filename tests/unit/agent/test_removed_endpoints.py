@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from typing import List, Optional, Sequence
+from typing import Optional, Sequence
 
 import pytest
 
@@ -45,7 +45,7 @@ class Followed:
         self.removed = RemovedEndpoints(ServicePolicySettings(removed_endpoints=default), lambda: self.now)
         self.removed.note(WEB, first)
 
-    def due(self, seconds: float = 0.0) -> List[str]:
+    def due(self, seconds: float = 0.0) -> list[str]:
         self.now += seconds
         return [item.endpoint.ip if item.endpoint else f"not {sorted(item.kept)}" for item in self.removed.pop()]
 

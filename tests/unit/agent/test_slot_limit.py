@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Dict, Iterable, List, Set
+from typing import Any, Iterable
 
 import pytest
 
@@ -15,16 +15,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.report import ignored_annotations
-from ansible_collections.kubenode.proxy.plugins.module_utils.explain.explain import (
-    desired_family,
-    explain,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.explain import desired_family, explain
 from ansible_collections.kubenode.proxy.plugins.module_utils.explain.target import parse_target
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import hashing
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import (
-    RENDERING,
-    NftablesRendering,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING, NftablesRendering
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import RESOURCE
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.slot_limit import SlotLimit, within_limit
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortInfo
@@ -54,12 +48,12 @@ def requesting(number: int, minute: int, **changes: Any) -> ServicePortInfo:
     return sample_route("IPv4", number, 3, **{"policy": MAGLEV, "created": created, **changes})
 
 
-def count(limit: SlotLimit, *ports: ServicePortInfo) -> Set[str]:
+def count(limit: SlotLimit, *ports: ServicePortInfo) -> set[str]:
     """Have a limit count Services with one port; return the names of those whose admission changed."""
     return {service.name for service in limit.count({port.key.service: [port] for port in ports})}
 
 
-def admitted(limit: SlotLimit, ports: Iterable[ServicePortInfo]) -> Set[str]:
+def admitted(limit: SlotLimit, ports: Iterable[ServicePortInfo]) -> set[str]:
     return {port.key.name for port in ports if limit.admits(port.key.service)}
 
 
@@ -158,7 +152,7 @@ def test_all_nodes_agree_and_only_younger_services_are_affected(seed: int) -> No
         ({"load_balancer_ips": tuple(f"198.51.100.{number}" for number in range(16))}, 0),
     ],
 )  # fmt: skip
-def test_a_service_never_has_more_lists_than_it_is_counted_for(changes: Dict[str, Any], lists: int) -> None:
+def test_a_service_never_has_more_lists_than_it_is_counted_for(changes: dict[str, Any], lists: int) -> None:
     info = requesting(1, 1, externally_accessible=True, **changes)
     assert hashing.slot_lists(info) == lists
     settings = SyncBench.SETTINGS._replace(schedulers=frozenset((hashing.JHASH,)))
@@ -166,22 +160,22 @@ def test_a_service_never_has_more_lists_than_it_is_counted_for(changes: Dict[str
     assert len(made) == lists
 
 
-def service(number: int, minute: int, **spec: Any) -> Dict[str, Any]:
+def service(number: int, minute: int, **spec: Any) -> dict[str, Any]:
     """Return a Service that requests hashing, unless ``minute`` is 0."""
-    metadata: Dict[str, Any] = {"creationTimestamp": f"2026-01-31T12:{minute:02}:00Z"}
+    metadata: dict[str, Any] = {"creationTimestamp": f"2026-01-31T12:{minute:02}:00Z"}
     if minute:
         metadata["annotations"] = {"kubenode.proxy/scheduler": "mh"}
     ports = [manifests.port(80 + each, name=f"p{each}") for each in range(1 + number % 2)]
     return manifests.service(f"s{number}", f"10.96.0.{number + 1}", ports, namespace="d", metadata=metadata, **spec)
 
 
-def endpoints(number: int, addresses: Iterable[int]) -> Dict[str, Any]:
+def endpoints(number: int, addresses: Iterable[int]) -> dict[str, Any]:
     ports = [manifests.port(8080 + each, name=f"p{each}") for each in range(2)]
     found = [manifests.endpoint(f"10.244.0.{each}", "n1") for each in addresses]
     return manifests.endpoint_slice(f"s{number}", found, ports, namespace="d")
 
 
-def expected_ignored(bench: SyncBench, state: ClusterState) -> List[str]:
+def expected_ignored(bench: SyncBench, state: ClusterState) -> list[str]:
     ports = within_limit(RENDERING, all_service_ports(state, bench.context.node))
     return sorted(ignored_annotations(RENDERING, ports.values(), bench.context.settings))
 
@@ -192,10 +186,10 @@ def test_the_agent_programs_what_a_whole_rendering_does(monkeypatch: pytest.Monk
     bench = SyncBench(monkeypatch, schedulers=(hashing.JHASH,))
     bench.sync.sync(first=True)
     refused = admitted_again = 0
-    before: List[str] = []
+    before: list[str] = []
     for _round in range(40):
         number = chance.randrange(10)
-        raw: Dict[str, Any] = service(number, chance.randrange(5))
+        raw: dict[str, Any] = service(number, chance.randrange(5))
         if chance.random() < 0.4:
             raw = endpoints(number, chance.sample(range(1, 200), chance.randrange(4)))
         deliver = bench.delete if chance.random() < 0.2 else bench.put

@@ -14,9 +14,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.services.summ
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
-    ServicePolicySettings,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import ServicePolicySettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from types import SimpleNamespace
-from typing import Any, List
+from typing import Any
 
 import pytest
 
@@ -32,7 +32,7 @@ class Mode:
         self.readings = 0
         self._clock = clock
 
-    def traffic(self, *_arguments: object) -> List[Sample]:
+    def traffic(self, *_arguments: object) -> list[Sample]:
         """Return the connections of one endpoint."""
         self.readings += 1
         self._clock.wait(READING_SECONDS)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Optional
 
 import pytest
 
@@ -40,7 +40,7 @@ def service(name: str, namespace: str = "shop", **metadata: str) -> Object:
     return {**head, "metadata": {"name": name, "namespace": namespace, **metadata}, "spec": {}}
 
 
-def names(items: List[Object]) -> List[str]:
+def names(items: list[Object]) -> list[str]:
     return [item["metadata"]["name"] for item in items]
 
 
@@ -82,13 +82,13 @@ def test_pages_cover_a_namespace_at_one_version(store: Store) -> None:
 
 
 @pytest.mark.parametrize("query", [{"fieldSelector": "spec.clusterIP!=None"}, {"fieldSelector": "nonsense"}])
-def test_an_unsupported_field_selector_is_a_bad_request(query: Dict[str, str]) -> None:
+def test_an_unsupported_field_selector_is_a_bad_request(query: dict[str, str]) -> None:
     with pytest.raises(Failure) as caught:
         predicate(EVERYWHERE, query, {"spec.clusterIP"})
     assert (caught.value.code, caught.value.body["reason"]) == (400, "BadRequest")
 
 
-def watched(store: Store, query: Dict[str, str], ended: List[bool]) -> List[Tuple[str, Any]]:
+def watched(store: Store, query: dict[str, str], ended: list[bool]) -> list[tuple[str, Any]]:
     """Return the events of a watch of one namespace that ends once it has sent the existing events."""
     place = Place(SERVICE, "shop", "")
     events = watch_events(

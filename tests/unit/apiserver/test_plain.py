@@ -8,7 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Iterator, Optional
 
 import pytest
 
@@ -22,7 +22,7 @@ SERVICES = "/api/v1/services"
 NOT_OURS = "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"
 
 
-def service(name: str, namespace: str = "default", labels: Optional[Dict[str, str]] = None, port: int = 80):
+def service(name: str, namespace: str = "default", labels: Optional[dict[str, str]] = None, port: int = 80):
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import List
 
 import pytest
 
@@ -56,7 +55,7 @@ def test_a_removal_and_a_renaming_are_written_out_with_their_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a power loss brings a removed state back, as tests/systemd/test_power_cuts.py has shown."""
-    synced: List[int] = []
+    synced: list[int] = []
     monkeypatch.setattr(whole_files.os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
     directory = tmp_path.stat().st_ino
     for name in ("file", "other"):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -30,17 +30,17 @@ NAME = NamespacedName("tenant", "web")
 SERVERS = manifests.api_servers([SERVER, OTHER], 6443)
 
 
-def service(name: str = "web", number: int = 1, ports: Sequence[int] = (6443,), **fields: Any) -> Dict[str, Any]:
+def service(name: str = "web", number: int = 1, ports: Sequence[int] = (6443,), **fields: Any) -> dict[str, Any]:
     listed = [manifests.port(port, name=f"p{port}") for port in ports]
     return manifests.service(name, f"10.96.0.{number}", listed, namespace="tenant", **fields)
 
 
-def endpoints(addresses: Sequence[str], name: str = "web", port: int = 6443) -> Dict[str, Any]:
+def endpoints(addresses: Sequence[str], name: str = "web", port: int = 6443) -> dict[str, Any]:
     listed = [manifests.endpoint(address) for address in addresses]
     return manifests.endpoint_slice(name, listed, [manifests.port(port, name="p6443")], namespace="tenant")
 
 
-def served(state: ClusterState, address: str) -> List[str]:
+def served(state: ClusterState, address: str) -> list[str]:
     """Return the Services and ports that are served on an address."""
     return [
         f"{key.name}:{port.port}"
@@ -50,7 +50,7 @@ def served(state: ClusterState, address: str) -> List[str]:
 
 
 @pytest.mark.parametrize("kind", [{"externalIPs": [SERVER]}, {"type": "LoadBalancer", "ingress": [SERVER]}])
-def test_the_address_of_an_api_server_is_refused_and_the_rest_is_served(kind: Dict[str, Any]) -> None:
+def test_the_address_of_an_api_server_is_refused_and_the_rest_is_served(kind: dict[str, Any]) -> None:
     objects = [service(ports=(6443, 80), **kind), endpoints(["10.244.1.1"]), SERVERS]
     for given_objects in (objects, objects[::-1]):
         state = ClusterState.from_objects(given_objects)
@@ -164,8 +164,8 @@ OBJECTS = st.one_of(
 def test_changes_equal_a_state_made_at_once(steps: Any) -> None:
     """The Services reported as affected by each change are sufficient to keep all service ports up to date."""
     state = ClusterState()
-    routes: Dict[NamespacedName, Any] = {}
-    kept: Dict[Any, Dict[str, Any]] = {}
+    routes: dict[NamespacedName, Any] = {}
+    kept: dict[Any, dict[str, Any]] = {}
     servers = claims_at([])
     for action, raw, given_servers in steps:
         key = raw["kind"], raw["metadata"]["namespace"], raw["metadata"]["name"]

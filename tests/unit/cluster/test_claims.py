@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +23,7 @@ CONTEXT = NodeContext("IPv4", "node-1")
 OLD, YOUNG = "2024-01-01T00:00:00Z", "2026-01-01T00:00:00Z"
 
 
-def service(namespace: str, number: int, created: Optional[str] = None, **fields: Any) -> Dict[str, Any]:
+def service(namespace: str, number: int, created: Optional[str] = None, **fields: Any) -> dict[str, Any]:
     """Return a Service ``web`` with port 53/UDP; ``lb`` and ``external`` are its other addresses."""
     metadata = {"namespace": namespace, "name": "web", **({"creationTimestamp": created} if created else {})}
     port = {"port": 53, "protocol": "UDP", "nodePort": fields.get("node_port", 0)}
@@ -36,7 +36,7 @@ def service(namespace: str, number: int, created: Optional[str] = None, **fields
     }
 
 
-def owners(state: ClusterState, address: str) -> List[str]:
+def owners(state: ClusterState, address: str) -> list[str]:
     """Return the namespaces whose Service is served on the address."""
     return sorted(
         key.namespace
@@ -126,8 +126,8 @@ SERVICES = st.builds(
 def test_incremental_and_full_assignment_agree(steps):
     """The Services reported as affected by each change are sufficient to keep all service ports up to date."""
     state = ClusterState()
-    routes: Dict[NamespacedName, Any] = {}
-    kept: Dict[NamespacedName, Dict[str, Any]] = {}
+    routes: dict[NamespacedName, Any] = {}
+    kept: dict[NamespacedName, dict[str, Any]] = {}
     for removed, raw in steps:
         affected = state.delete(raw) if removed else state.upsert(raw)
         key = NamespacedName(raw["metadata"]["namespace"], "web")

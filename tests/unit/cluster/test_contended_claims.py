@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, List, Set, Tuple
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +23,7 @@ from tests.unit.cluster.counted_work import instructions
 FEW, MANY = 40, 160
 
 
-def contender(number: int, day: int = 2, addresses: int = 3, ports: int = 3) -> Dict[str, Any]:
+def contender(number: int, day: int = 2, addresses: int = 3, ports: int = 3) -> dict[str, Any]:
     """Return a Service with the external addresses and ports that all of these have, and a cluster IP of its own."""
     return manifests.service(
         f"s{number}",
@@ -44,7 +44,7 @@ class Counted(module._Claimant):
     def __ne__(self, other: object) -> bool:
         return tuple.__ne__(self, other)
 
-    def __lt__(self, other: Tuple[Any, ...]) -> bool:
+    def __lt__(self, other: tuple[Any, ...]) -> bool:
         return tuple.__lt__(self, other)
 
     __hash__ = tuple.__hash__
@@ -77,7 +77,7 @@ def test_a_change_costs_the_same_however_many_others_make_the_claims(
 
 
 def test_the_texts_of_conflicts_are_made_when_they_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: List[str] = []
+    made: list[str] = []
     monkeypatch.setattr(module._Claimant, "__str__", lambda claimant: made.append(claimant.name) or "")
     state = ClusterState.from_objects([contender(number) for number in range(FEW)])
     before = state.conflicts
@@ -99,7 +99,7 @@ def test_the_conflicts_are_the_same_object_until_one_changes() -> None:
 
 def test_each_object_of_a_batch_is_reported_as_progress() -> None:
     """Otherwise a watchdog would end an agent that applies a long list, again after each restart."""
-    calls: List[int] = []
+    calls: list[int] = []
     view = ClusterView(progress=lambda: calls.append(len(view.state.services)))
     view.apply(Batch("Service", [contender(number) for number in range(10)], [], True))
     assert calls == list(range(10))
@@ -108,12 +108,12 @@ def test_each_object_of_a_batch_is_reported_as_progress() -> None:
 
 
 def test_building_the_state_again_is_reported_as_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: List[str] = []
+    calls: list[str] = []
     view = ClusterView(progress=lambda: calls.append(""))
     view.apply(Batch("Service", [contender(number) for number in range(10)], []))
     replace = Claims.replace
 
-    def failing(self: Claims, name: NamespacedName, *versions: Any) -> Set[NamespacedName]:
+    def failing(self: Claims, name: NamespacedName, *versions: Any) -> set[NamespacedName]:
         if name.name == "s10":
             raise KeyError(name)
         return replace(self, name, *versions)
@@ -152,12 +152,12 @@ VERSIONS = st.builds(
 SERVERS = st.frozensets(st.builds(Claim, st.sampled_from(ADDRESSES), st.sampled_from([80, 443]), st.just("TCP")))
 STEPS = st.lists(st.tuples(st.integers(0, 5), VERSIONS, SERVERS, st.booleans(), st.booleans()), max_size=25)
 
-Kept = Dict[NamespacedName, Tuple[Service, FrozenSet[Claim]]]
+Kept = dict[NamespacedName, tuple[Service, frozenset[Claim]]]
 
 
-def from_scratch(kept: Kept, servers: FrozenSet[Claim]) -> List[Conflict]:
+def from_scratch(kept: Kept, servers: frozenset[Claim]) -> list[Conflict]:
     """Return every conflict, with its text."""
-    claimants: Dict[Claim, List[Any]] = {claim: [module._API_SERVERS] for claim in servers}
+    claimants: dict[Claim, list[Any]] = {claim: [module._API_SERVERS] for claim in servers}
     for name, (service, leading) in kept.items():
         for claim, claimant in module._claims_of(name, service, leading).items():
             claimants.setdefault(claim, []).append(claimant)
@@ -176,7 +176,7 @@ def from_scratch(kept: Kept, servers: FrozenSet[Claim]) -> List[Conflict]:
 
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
-def test_changes_one_by_one_equal_the_claims_determined_from_scratch(steps: List[Tuple[Any, ...]]) -> None:
+def test_changes_one_by_one_equal_the_claims_determined_from_scratch(steps: list[tuple[Any, ...]]) -> None:
     claims, kept, servers = Claims(), {}, frozenset()
     seen, known = claims.conflicts, []
     for action, service, given_servers, leads, reported in steps:

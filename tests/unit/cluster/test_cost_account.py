@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 
@@ -36,9 +36,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.wei
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.service_limit import _bound
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS, Behaviour
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
-    ServicePolicySettings,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import ServicePolicySettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired import DesiredTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING as IPTABLES
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey
@@ -69,7 +67,7 @@ MODES = {
 SOURCES = ["192.0.2.0/24", "10.0.0.0/8", "172.16.1.0/28", "172.16.9.1/32", "fd00::/16", "fd00:9::/64", "fd00:9::7/128"]
 
 
-def some(chance: random.Random, values: List[str]) -> List[str]:
+def some(chance: random.Random, values: list[str]) -> list[str]:
     return chance.sample(values, chance.randint(1, len(values)))
 
 
@@ -111,7 +109,7 @@ MAKES_NONE = {
 }
 
 
-def addresses(family: str, block: int, count: int) -> List[str]:
+def addresses(family: str, block: int, count: int) -> list[str]:
     form = "198.18.{}.{}" if family == "IPv4" else "2001:db8:{:x}::{:x}"
     return [form.format(block, number) for number in range(1, count + 1)]
 
@@ -127,7 +125,7 @@ class Sample:
         self.ports, self.endpoints, self.addresses = chance.choice(
             [*numbers, (2, 1, 9), (1, 2, 14)] if annotated else numbers
         )
-        self.annotations: Dict[str, str] = {}
+        self.annotations: dict[str, str] = {}
         if annotated:
             for name in some(chance, list(ANNOTATIONS)):
                 self.annotations[name] = ANNOTATIONS[name](chance)
@@ -139,14 +137,14 @@ class Sample:
             )
             self.objects.append(node)
 
-    def _service(self) -> Dict[str, Any]:
+    def _service(self) -> dict[str, Any]:
         chance = self.chance
         own = {"IPv4": "10.96.0.1", "IPv6": "fd00:96::1"}
         external, balancers = (
             [ip for family in self.families for ip in addresses(family, block, self.addresses * factor)]
             for block, factor in enumerate(chance.choice([(0, 0), (1, 0), (0, 1), (2, 1)]), 1)
         )
-        spec: Dict[str, Any] = {}
+        spec: dict[str, Any] = {}
         if chance.random() < 0.4:
             # Without any of a family, that is closed.
             both = [] if self.annotations else ["10.9.0.0/16", "fd00:9:9::/64"]
@@ -177,7 +175,7 @@ class Sample:
             **spec,
         )
 
-    def _slices(self, annotated: bool, listed: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    def _slices(self, annotated: bool, listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
         chance = self.chance
         ports = [
             manifests.port(8080 + index, name=port["name"], protocol=port["protocol"])
@@ -186,7 +184,7 @@ class Sample:
         found = []
         for family in self.families:
             for number in range(chance.choice([1, 2, 3])):
-                metadata: Dict[str, Any] = {}
+                metadata: dict[str, Any] = {}
                 if annotated:
                     kinds = some(chance, [WEIGHT, CILIUM_WEIGHT, "none"])
                     weights = {kind: str(chance.choice([0, 1, 2, 100, 255])) for kind in kinds if kind != "none"}
@@ -209,7 +207,7 @@ class Sample:
         return found
 
 
-def shapes_of(state: ClusterState) -> List[Shape]:
+def shapes_of(state: ClusterState) -> list[Shape]:
     """Return the shapes of a state's Service as it is served."""
     service = state.services[WEB]
     counts = EndpointCounts(state.slices_of(WEB).values())
@@ -226,7 +224,7 @@ def is_shared(key: Any) -> bool:
     return "/" not in key.name and "firewall-" not in key.name and "source-ranges" not in key.name
 
 
-def entries_in(mode: str, rows: Dict[Any, Any]) -> Tuple[int, int]:
+def entries_in(mode: str, rows: dict[Any, Any]) -> tuple[int, int]:
     """Return the entries of a table, and the elements of slots."""
     entries = slots = 0
     for key, value in rows.items():
@@ -259,7 +257,7 @@ def made(
     behaviour: Behaviour,
     policy: ServicePolicySettings = NO_SETTINGS,
     counted: bool = False,
-) -> Tuple[int, int]:
+) -> tuple[int, int]:
     """Return the entries that a mode makes of the Service in both families, and the lists of slots.
 
     The node is one of those that may use the Service, if there are any.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Dict, List, Sequence
+from typing import Any, Sequence
 
 import pytest
 
@@ -28,7 +28,7 @@ VIPS = ["192.0.2.100", "192.0.2.101"]
 OWNERS = [NamespacedName("default", name) for name in "ab"]
 
 
-def service(name: str, ports: int, addresses: int = 0, ingress: Sequence[str] = ()) -> Dict[str, Any]:
+def service(name: str, ports: int, addresses: int = 0, ingress: Sequence[str] = ()) -> dict[str, Any]:
     return manifests.service(
         name,
         "10.96.0.1",
@@ -39,7 +39,7 @@ def service(name: str, ports: int, addresses: int = 0, ingress: Sequence[str] = 
     )
 
 
-def endpoint_slice(number: int, ports: int, address: str = "10.1.0.1", owner: str = "web") -> Dict[str, Any]:
+def endpoint_slice(number: int, ports: int, address: str = "10.1.0.1", owner: str = "web") -> dict[str, Any]:
     listed = [manifests.port(8080 + each, name=f"p{each}") for each in range(ports)]
     return manifests.endpoint_slice(owner, [manifests.endpoint(address)], listed, name=f"slice-{number}")
 
@@ -62,12 +62,12 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("raw", SERVICES.values(), ids=list(SERVICES))
 def test_a_change_of_one_slice_costs_the_same_however_many_there_are(
-    raw: Dict[str, Any], change: str, monkeypatch: pytest.MonkeyPatch
+    raw: dict[str, Any], change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_limit, "MOST_ENTRIES", 2_500)
     monkeypatch.setattr(service_limit, "ENTRIES_OF_ENDPOINT", 1)
     ports = min(5, len(raw["spec"]["ports"]))
-    counts: List[int] = []
+    counts: list[int] = []
     for others in (FEW, MANY):
         state = ClusterState.from_objects([raw, *(endpoint_slice(number, ports) for number in range(others))])
         state.set_api_servers(claims_at((vip, 80) for vip in VIPS))
@@ -77,7 +77,7 @@ def test_a_change_of_one_slice_costs_the_same_however_many_there_are(
 
 def test_the_addresses_and_ports_of_load_balancers_are_not_multiplied() -> None:
     """Each change of an EndpointSlice decides whether the Service leads to the API servers."""
-    counts: List[int] = []
+    counts: list[int] = []
     for number in (30, 60):
         balancers = [f"203.0.113.{each}" for each in range(number)]
         state = ClusterState.from_objects([service("web", number, 0, balancers), endpoint_slice(1, 1)])

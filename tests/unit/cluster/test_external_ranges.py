@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -21,26 +21,26 @@ INSIDE, OUTSIDE, SERVER = "198.51.100.7", "192.0.2.7", "192.0.2.11"
 RANGES = ("198.51.100.0/24",)
 INSIDE6, OUTSIDE6 = "2001:db8:51::7", "2001:db8:2::7"
 NAME = NamespacedName("tenant", "web")
-LOAD_BALANCER: Dict[str, Any] = {"type": "LoadBalancer"}
+LOAD_BALANCER: dict[str, Any] = {"type": "LoadBalancer"}
 
 
-def service(name: str = "web", number: int = 1, port: int = 80, **fields: Any) -> Dict[str, Any]:
+def service(name: str = "web", number: int = 1, port: int = 80, **fields: Any) -> dict[str, Any]:
     addresses = [f"10.96.0.{number}", f"fd00:10:96::{number}"]
     return manifests.service(name, addresses, [manifests.port(port, name="p")], namespace="tenant", **fields)
 
 
-def endpoints(*addresses: str, name: str = "web", port: int = 6443) -> Dict[str, Any]:
+def endpoints(*addresses: str, name: str = "web", port: int = 6443) -> dict[str, Any]:
     listed = [manifests.endpoint(address) for address in addresses]
     return manifests.endpoint_slice(name, listed, [manifests.port(port, name="p")], namespace="tenant")
 
 
-def limited(ranges: tuple[str, ...], *objects: Dict[str, Any]) -> ClusterState:
+def limited(ranges: tuple[str, ...], *objects: dict[str, Any]) -> ClusterState:
     state = ClusterState.from_objects(objects)
     state.set_external_ranges(ranges)
     return state
 
 
-def served(state: ClusterState) -> Dict[str, List[str]]:
+def served(state: ClusterState) -> dict[str, list[str]]:
     """Return the external addresses that are served, and the Service of each."""
     return {
         address: [port.key.name for port in ports if address in (*port.external_ips, *port.load_balancer_ips)]
@@ -51,7 +51,7 @@ def served(state: ClusterState) -> Dict[str, List[str]]:
     }
 
 
-def refused(state: ClusterState) -> List[str]:
+def refused(state: ClusterState) -> list[str]:
     return list(map(str, state.skipped))
 
 
@@ -77,7 +77,7 @@ def test_an_address_outside_is_refused_by_name_and_the_rest_is_served() -> None:
         (("203.0.113.0/24",), []),
     ],
 )
-def test_families_and_whole_families(ranges: tuple[str, ...], expected: List[str]) -> None:
+def test_families_and_whole_families(ranges: tuple[str, ...], expected: list[str]) -> None:
     addresses = [INSIDE, OUTSIDE, INSIDE6, OUTSIDE6]
     assert sorted(served(limited(ranges, service(externalIPs=addresses)))) == sorted(expected)
     assert sorted(served(limited(ranges, service(ingress=addresses, **LOAD_BALANCER)))) == sorted(expected)

@@ -17,10 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.static import StaticDirectory, parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import (
-    NodeContext,
-    all_service_ports,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 from tests.unit.cluster.static_objects import NAME, altered, endpoint_slice, refused, service
 
 CONTEXT = NodeContext("IPv4", "node-1")

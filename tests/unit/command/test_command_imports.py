@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import List, Set
 
 import pytest
 
@@ -56,7 +55,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def loaded(archive: str, *words: str) -> List[str]:
+def loaded(archive: str, *words: str) -> list[str]:
     """Run the packed command; return its exit code as ``exit N``, and the modules it imported."""
     command = [sys.executable, "-I", "-B", "-c", LOADED, archive, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -64,20 +63,20 @@ def loaded(archive: str, *words: str) -> List[str]:
     return lines[next(number for number, line in enumerate(lines) if line.startswith("exit ")) :]
 
 
-def heavy(modules: List[str]) -> Set[str]:
+def heavy(modules: list[str]) -> set[str]:
     parts = {name.split(".")[1] for name in modules if name.startswith("kubenode_proxy.")}
     return parts & set(HEAVY) | THIRD_PARTY & set(modules)
 
 
 @pytest.mark.parametrize("words", [("--version",), ("--help",), ("completion", "bash"), ("rollback", "--help")])
-def test_commands_without_node_or_agent_import_neither(archive: str, words: List[str]) -> None:
+def test_commands_without_node_or_agent_import_neither(archive: str, words: list[str]) -> None:
     code, *modules = loaded(archive, *words)
     assert code == "exit 0" and "kubenode_proxy.command.cli" in modules
     assert heavy(modules) == set()
 
 
 @pytest.mark.parametrize(("words", "code"), [(("status",), 0), (("explain", "shop/web"), 3), (EXPLAIN, 3)])
-def test_a_query_of_the_agent_does_not_import_it(archive: str, tmp_path: Path, words: List[str], code: int) -> None:
+def test_a_query_of_the_agent_does_not_import_it(archive: str, tmp_path: Path, words: list[str], code: int) -> None:
     path = str(tmp_path / "agent.sock")
 
     def serve() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Tuple
 
 import pytest
 
@@ -25,7 +24,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rollback.store impo
 CHAINS = ChainsState("IPv4", "nft", (), {SavedChainKey(CHAIN, "nat", "KUBE-SERVICES"): ()})
 
 
-def run(*arguments: str) -> Tuple[int, str, str]:
+def run(*arguments: str) -> tuple[int, str, str]:
     streams = Streams(io.StringIO(), io.StringIO())
     status = main(list(arguments), streams)
     return status, streams.output.getvalue(), streams.errors.getvalue()

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
@@ -136,7 +136,7 @@ def test_a_configuration_that_the_agent_refuses_is_refused_in_one_line(tmp_path,
 
 def sample_report(**more: Any) -> Report:
     """Return the report of a convergence in ipvs mode that has changed nothing."""
-    fields: Dict[str, Any] = {
+    fields: dict[str, Any] = {
         "mode": "ipvs",
         "mode_reason": "",
         "node_name": "node1",

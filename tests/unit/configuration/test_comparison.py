@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -20,11 +20,11 @@ from tests.unit.configuration.kubeadm_configuration import KUBEADM
 PODS = "10.244.0.0/16,fd00:10:244::/48"
 
 
-def kubeadm() -> Dict[str, Any]:
+def kubeadm() -> dict[str, Any]:
     return dict(parse_documents(KUBEADM, []).kube_proxy)
 
 
-def fields(theirs: Dict[str, Any], own: Dict[str, Any]) -> List[str]:
+def fields(theirs: dict[str, Any], own: dict[str, Any]) -> list[str]:
     return [item.field for item in differences(theirs, own)]
 
 
@@ -64,7 +64,7 @@ def test_a_field_that_the_host_sets_is_chosen() -> None:
     ],
 )
 def test_fields_are_compared_as_the_engine_reads_them(
-    theirs: Dict[str, Any], own: Dict[str, Any], expected: List[str]
+    theirs: dict[str, Any], own: dict[str, Any], expected: list[str]
 ) -> None:
     assert fields(theirs, own) == expected
     mode = {"mode": own["mode"]} if "mode" in own else {}
@@ -72,8 +72,8 @@ def test_fields_are_compared_as_the_engine_reads_them(
 
 
 #: A value other than the default, by the default that the row of a field names.
-OTHER: Dict[str, Any] = {"`true`": False, "`false`": True, "`rr`": "lc", "none": ["192.0.2.0/24"]}
-OF_FIELD: Dict[str, Any] = {
+OTHER: dict[str, Any] = {"`true`": False, "`false`": True, "`rr`": "lc", "none": ["192.0.2.0/24"]}
+OF_FIELD: dict[str, Any] = {
     "bindAddress": "192.0.2.1",
     "detectLocalMode": "NodeCIDR",
     "detectLocal.bridgeInterface": "cni0",
@@ -91,7 +91,7 @@ OF_FIELD: Dict[str, Any] = {
 def test_every_field_that_changes_traffic_is_compared(field: Field) -> None:
     default = documented_default(field, KubeProxyConfiguration())
     duration = "77s" if default.endswith(("s`", "h`")) else 7
-    source: Dict[str, Any] = {"mode": "iptables" if field.modes == "all" else field.modes.split(",")[0]}
+    source: dict[str, Any] = {"mode": "iptables" if field.modes == "all" else field.modes.split(",")[0]}
     mode = dict(source)
     *blocks, leaf = field.name.split(".")
     place = source

@@ -17,9 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.docum
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.feature_gates import BETA, DEFAULTS
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.gate_table import GATES
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load, load_file, load_given
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import (
-    KubeProxyConfiguration,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.validate import in_mode
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.values import split_host_port
 from tests.unit.configuration.kubeadm_configuration import KUBEADM

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Set
-
 import pytest
 
 from tests.conformance.__main__ import RUNS, Run
@@ -18,7 +16,7 @@ FOUND = find_cases([str(HOME / name) for name in CASES], ["*"])
 CHOSEN = [run for runs in RUNS.values() for run in runs if not run.only_full]
 
 
-def runnable(run: Run) -> Set[str]:
+def runnable(run: Run) -> set[str]:
     """Return the names of the cases that exist in the mode and the families of a run."""
     arguments = make_parser().parse_args(["run", *run.options.split()])
 

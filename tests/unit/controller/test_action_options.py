@@ -10,13 +10,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 from tests.lab.ansible_playbook import ansible_playbook
 from tests.lab.namespaces import ansible_environment
 
 #: The module, its options, and the option that the error must name.
-CASES: Tuple[Tuple[str, Dict[str, Any], str], ...] = (
+CASES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("kube_proxy_placement", {"wait_timeout": "2m"}, "wait_timeout: '2m' is not a number of seconds"),
     ("kube_proxy_placement", {"wait_timeout": "nan"}, "wait_timeout: 'nan' is not a number of seconds"),
     ("kube_proxy_placement", {"wait_timeout": [1]}, "wait_timeout: [1] is not a number of seconds"),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
@@ -39,7 +39,7 @@ def client(tmp_path_factory):
         yield made, store
 
 
-def put(store: Store, data: Dict[str, str], name: str = "kube-proxy") -> None:
+def put(store: Store, data: dict[str, str], name: str = "kube-proxy") -> None:
     metadata = {"namespace": "kube-system", "name": name}
     store.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
 
@@ -78,7 +78,7 @@ def test_other_contents_are_named(client, data, reason):
 
 
 def test_hosts_with_the_same_configuration_are_named_once():
-    theirs: Dict[str, Any] = {"clusterCIDR": "10.244.0.0/16", "iptables": {"masqueradeAll": True}}
+    theirs: dict[str, Any] = {"clusterCIDR": "10.244.0.0/16", "iptables": {"masqueradeAll": True}}
     own = {f"n{number}": {} for number in range(5)}
     chosen = {"iptables": {"masqueradeAll": False}}
     first, second = compared(theirs, {**own, "other": chosen})

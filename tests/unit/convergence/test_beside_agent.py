@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Sequence
 
 import pytest
 
@@ -51,7 +51,7 @@ def report(*changes: TableChange) -> Report:
 def inspected(monkeypatch):
     """Provide a function that inspects with these changes and answers; it returns the result and the kernel reads."""
 
-    def run(changes: Sequence[TableChange], *answers: Any) -> Tuple[inspection.Inspection, List[bool], Request]:
+    def run(changes: Sequence[TableChange], *answers: Any) -> tuple[inspection.Inspection, list[bool], Request]:
         left, reads, asked = list(answers), [], request()
 
         def ask(_path: str, kernel: bool, describe: bool = False) -> AgentComparison:

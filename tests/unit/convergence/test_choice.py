@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Set
+from typing import Any
 
 import pytest
 
@@ -31,14 +31,14 @@ def request(mode: str = "auto", **more: Any) -> Request:
     return Request(ClusterState(), load({}).configuration, mode=mode, **more)
 
 
-def lacking_where(lacking: bool, name: str) -> List[Finding]:
+def lacking_where(lacking: bool, name: str) -> list[Finding]:
     return [Finding(MODULES, ERROR, f"no {name} here", "")] if lacking else []
 
 
 @pytest.fixture
-def impossible(monkeypatch) -> Set[str]:
+def impossible(monkeypatch) -> set[str]:
     """Provide the modes that the node cannot run."""
-    found: Set[str] = set()
+    found: set[str] = set()
     monkeypatch.setattr(choose, "capabilities", lambda: (1 << 41) - 1)
     monkeypatch.setattr(choose, "_findings", lambda mode, _schedulers: lacking_where(mode.name in found, mode.name))
     monkeypatch.setattr(choose, "_errors", lambda findings, _ignored: [item.what for item in findings])

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.result import change_lines
@@ -50,7 +48,7 @@ def test_the_playbook_and_the_node_command_show_the_same_diff() -> None:
 
 
 @pytest.mark.parametrize(("limit", "left"), [(3, ["... and 1 more lines"]), (4, [])])
-def test_only_a_limited_number_of_lines_is_shown(limit: int, left: List[str]) -> None:
+def test_only_a_limited_number_of_lines_is_shown(limit: int, left: list[str]) -> None:
     assert difference_lines([SERVERS], limit) == [*OF_SERVERS[: 2 + limit], *left]
 
 

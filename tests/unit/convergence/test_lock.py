@@ -10,7 +10,6 @@ import os
 import subprocess
 import threading
 from pathlib import Path
-from typing import List
 
 import pytest
 
@@ -53,9 +52,9 @@ def test_files_of_other_programs_in_the_directory_are_kept(tmp_path):
 def test_a_process_that_waited_for_a_removed_lock_acquires_a_new_one(tmp_path):
     """Two processes wait while the file is removed; they get the lock one after the other, never at the same time."""
     state = tmp_path / "state"
-    inside: List[int] = []
-    most: List[int] = []
-    failed: List[BaseException] = []
+    inside: list[int] = []
+    most: list[int] = []
+    failed: list[BaseException] = []
 
     def take(number: int) -> None:
         try:
@@ -84,7 +83,7 @@ def test_a_process_that_waited_for_a_removed_lock_acquires_a_new_one(tmp_path):
 def test_a_directory_removed_between_two_calls_is_created_again(tmp_path, monkeypatch):
     state = tmp_path / "state"
     really_open = os.open
-    gone: List[str] = []
+    gone: list[str] = []
 
     def open_once_late(path, *arguments):
         if str(path) == str(state / "lock") and not gone:
@@ -124,7 +123,7 @@ def test_a_lock_that_cannot_be_acquired_is_named(tmp_path):
     ids=["agent", "convergence", "ended agent"],
 )
 def test_only_a_running_agent_is_not_waited_for(tmp_path, monkeypatch, process, holder, said):
-    waits: List[float] = []
+    waits: list[float] = []
     monkeypatch.setattr(lock_module.time, "sleep", waits.append)
     clock = iter(number / 10 for number in range(100))
     monkeypatch.setattr(lock_module.time, "monotonic", lambda: next(clock))

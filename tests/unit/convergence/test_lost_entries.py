@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
@@ -21,8 +21,8 @@ KEYS = range(8)
 def test_the_kernel_always_has_what_an_owner_contributes_that_is_not_lost(seed: int) -> None:
     chosen = random.Random(seed)
     merged = MergedTables(["t"])
-    owned: Dict[str, Dict[int, int]] = {}
-    kernel: Dict[int, Any] = {}
+    owned: dict[str, dict[int, int]] = {}
+    kernel: dict[int, Any] = {}
 
     def synced() -> None:
         change = change_of(merged.tables["t"], merged.pop_journal().get("t", {}))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -39,13 +39,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.resources import (
 class Counted(Resource[Any, Any]):
     """A table that counts how often it is read."""
 
-    def __init__(self, name: str, table: Dict[Any, Any], atomic: bool = False) -> None:
+    def __init__(self, name: str, table: dict[Any, Any], atomic: bool = False) -> None:
         self.kind = name
         self.atomic = atomic
         self.table = table
         self.reads = 0
 
-    def observe(self) -> Dict[Any, Any]:
+    def observe(self) -> dict[Any, Any]:
         self.reads += 1
         return dict(self.table)
 
@@ -55,7 +55,7 @@ class Counted(Resource[Any, Any]):
         for key in change.removed:
             del self.table[key]
 
-    def describe(self, key: Any, value: Any) -> List[str]:
+    def describe(self, key: Any, value: Any) -> list[str]:
         return [f"{self.kind}: {key}"]
 
 
@@ -142,7 +142,7 @@ def test_a_table_that_leads_to_ipvs_comes_after_the_servers_behind_addresses_tha
     table, servers = Counted("table", {}, atomic=True), Counted("servers", {})
     late = after_servers(addresses)
 
-    def kinds(desired: Dict[Any, Any]) -> List[str]:
+    def kinds(desired: dict[Any, Any]) -> list[str]:
         planned = plan([Stage(table, desired, postponed=late), Stage(servers, {"server": True})])
         return [item.resource.kind for item in planned]
 

@@ -10,16 +10,13 @@ import http.server
 import socket
 import struct
 import threading
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Iterator
 
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probing.attempts import (
-    parse_probe,
-    run_probes,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probing.attempts import parse_probe, run_probes
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probing.probe import Probe, default_probes
 
 HOST = "127.0.0.1"
@@ -193,7 +190,7 @@ def test_invalid_probes_give_one_line_errors(text, reason):
 
 
 def cluster(*names: str, ready: bool = True) -> ClusterState:
-    objects: List[Dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
     for number, path in enumerate(names, 1):
         namespace, name = path.split("/")
         metadata = {"namespace": namespace, "name": name}

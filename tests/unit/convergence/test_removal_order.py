@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -18,10 +18,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request
 
 
 @pytest.mark.parametrize(("check", "plans"), [(False, ["servers", "everything"]), (True, ["everything"])])
-def test_virtual_servers_are_removed_first(check: bool, plans: List[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_virtual_servers_are_removed_first(check: bool, plans: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A check plans everything at once, since nothing is gone in between."""
-    ran: List[Any] = []
-    results: Dict[str, Any] = {"check_removal": [], "removal_contexts": []}
+    ran: list[Any] = []
+    results: dict[str, Any] = {"check_removal": [], "removal_contexts": []}
     results |= {"removal.server_removal_stages": "servers", "removal.removal_stages": "everything"}
     for name, result in results.items():
         monkeypatch.setattr(f"{converge.__name__}.{name}", lambda *_arguments, result=result: result)

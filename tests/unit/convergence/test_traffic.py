@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -24,10 +24,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probing
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 
-Objects = List[Dict[str, Any]]
+Objects = list[dict[str, Any]]
 
 
-def service(path: str, addresses: List[str], ports: Objects, **spec: Any) -> Objects:
+def service(path: str, addresses: list[str], ports: Objects, **spec: Any) -> Objects:
     """Return a Service with an endpoint on the node ``other`` for each of its addresses."""
     namespace, name = path.split("/")
     metadata = {"namespace": namespace, "name": name}
@@ -54,7 +54,7 @@ def service(path: str, addresses: List[str], ports: Objects, **spec: Any) -> Obj
     return objects
 
 
-def port(number: int, protocol: str = "TCP", name: str = "") -> Dict[str, Any]:
+def port(number: int, protocol: str = "TCP", name: str = "") -> dict[str, Any]:
     return {"name": name or f"p{number}-{protocol.lower()}", "port": number, "protocol": protocol}
 
 
@@ -71,7 +71,7 @@ CLUSTER = ClusterState.from_objects(
 )
 
 
-def targets(*names: str, families: Any = (IPV4, IPV6)) -> Dict[str, Target]:
+def targets(*names: str, families: Any = (IPV4, IPV6)) -> dict[str, Target]:
     items = []
     for family in families:
         context = FamilyContext(DataplaneSettings(family), NodeContext(family, "node"), None)
@@ -79,7 +79,7 @@ def targets(*names: str, families: Any = (IPV4, IPV6)) -> Dict[str, Target]:
     return {item.service: item for item in traffic_targets(chosen_services(CLUSTER, names), items)}
 
 
-def urls(target: Target) -> List[str]:
+def urls(target: Target) -> list[str]:
     return sorted(map(str, target.probes))
 
 

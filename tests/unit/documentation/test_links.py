@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Dict, List
 
 import pytest
 import yaml
@@ -45,14 +44,14 @@ def prose(path: Path) -> str:
     return re.sub(r"`[^`\n]*`", "`code`", text)
 
 
-def anchors(path: Path) -> List[str]:
+def anchors(path: Path) -> list[str]:
     """Return the anchors of a page's headings."""
     headings = re.findall(r"(?m)^#+ +(.+)$", path.read_text(encoding="utf-8"))
     plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
     return [re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain]
 
 
-def links(path: Path) -> List[str]:
+def links(path: Path) -> list[str]:
     """Return the targets of all links of a page except those to other hosts."""
     text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     return [target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target)]
@@ -68,7 +67,7 @@ def test_files_of_tests_that_pages_name_exist() -> None:
     assert not [(page, path) for page, path in named if not (ROOT / path).exists()]
 
 
-def broken(path: Path) -> List[str]:
+def broken(path: Path) -> list[str]:
     """Return the links of a page without a target."""
     found = []
     for target in links(path):
@@ -92,7 +91,7 @@ def test_a_broken_link_is_noticed(tmp_path):
 
 
 def test_every_page_can_be_reached_from_the_readme():
-    seen: Dict[Path, None] = {}
+    seen: dict[Path, None] = {}
     waiting = [ROOT / "README.md"]
     while waiting:
         path = waiting.pop()

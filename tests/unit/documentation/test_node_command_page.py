@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Dict, List, Set
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.cli import COMMANDS, make_parser
 from tests.conftest import ROOT
@@ -15,17 +14,17 @@ from tests.conftest import ROOT
 PAGE = ROOT / "docs" / "node-command.md"
 
 
-def rows(heading: str) -> List[List[str]]:
+def rows(heading: str) -> list[list[str]]:
     """Return the cells of the first table below a heading, without its head."""
     text = PAGE.read_text(encoding="utf-8").split(heading, 1)[1].split("\n## ", 1)[0]
     lines = [line for line in text.splitlines() if line.startswith("|")][2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def options() -> Dict[str, Set[str]]:
+def options() -> dict[str, set[str]]:
     """Return the commands of each option."""
     (subparsers,) = (action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction))
-    found: Dict[str, Set[str]] = {}
+    found: dict[str, set[str]] = {}
     for command, parser in subparsers.choices.items():
         for action in parser._actions:
             for option in action.option_strings:
@@ -40,7 +39,7 @@ def test_every_command_is_in_the_table() -> None:
 
 
 def test_every_option_is_in_the_table_with_its_commands() -> None:
-    shown: Dict[str, Set[str]] = {}
+    shown: dict[str, set[str]] = {}
     for names, commands, *_meaning in rows("## Options"):
         for option in re.findall(r"`(--[a-z-]+)", names):
             shown.setdefault(option, set()).update(text.split()[0] for text in re.findall(r"`([^`]+)`", commands))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, Set, Tuple
 
 from tests.conftest import ROOT
 from tests.documentation import collection
@@ -18,7 +17,7 @@ _NAME = r"(?<![\w.])((?:cleanup|drain|explain|migrate|proxy|rollback|verify)_[a-
 _LITERAL = re.compile(_NAME + r" \| default\((\[[^]]*\]|'[^']+'|\d+|true|false)[,)]")
 
 
-def texts() -> Dict[str, str]:
+def texts() -> dict[str, str]:
     """Return the text of each playbook, with its task files and without comments."""
     found = {}
     for name in collection.playbook_names():
@@ -35,7 +34,7 @@ def texts() -> Dict[str, str]:
     return found
 
 
-def own(text: str) -> Set[str]:
+def own(text: str) -> set[str]:
     """Return the variables that a playbook sets itself, as results, facts or variables of tasks."""
     return {*re.findall(rf"register: {_NAME}", text), *re.findall(rf"(?m)^ +{_NAME}:", text)}
 
@@ -49,7 +48,7 @@ def test_every_variable_is_described_and_is_read() -> None:
 
 
 def test_defaults_are_those_of_the_playbooks() -> None:
-    described: Dict[Tuple[str, str], str] = {
+    described: dict[tuple[str, str], str] = {
         (item.name, playbook): item.default for item in VARIABLES for playbook in item.playbooks
     }
     found = {

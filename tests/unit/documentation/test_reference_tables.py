@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Set
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import findings
 from tests.conftest import ROOT
@@ -15,16 +14,16 @@ from tests.conftest import ROOT
 OF_THE_CLUSTER = {findings.NODE, findings.INCOMPLETE_SNAPSHOT, findings.LOSS, findings.OTHER_CLUSTER}
 
 
-def rows(page: str, head: str) -> List[List[str]]:
+def rows(page: str, head: str) -> list[list[str]]:
     """Return the cells of the table whose head begins with this text."""
     text = (ROOT / page).read_text(encoding="utf-8")
     lines = text.split(head, 1)[1].split("\n\n", 1)[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def severities() -> Dict[str, Set[str]]:
+def severities() -> dict[str, set[str]]:
     """Return the severities with which preflight reports each finding."""
-    found: Dict[str, Set[str]] = {}
+    found: dict[str, set[str]] = {}
     for path in (ROOT / "plugins/module_utils/preflight").glob("*.py"):
         text = path.read_text(encoding="utf-8")
         for name, severity in re.findall(r"\bFinding\(\s*([A-Z_]+),\s*(ERROR|WARNING),", text):
@@ -34,7 +33,7 @@ def severities() -> Dict[str, Set[str]]:
 
 
 def test_every_finding_is_listed_with_its_severity() -> None:
-    shown: Dict[str, Set[str]] = {}
+    shown: dict[str, set[str]] = {}
     for names, severity, *_others in rows("docs/troubleshooting.md", "| finding |"):
         for name in re.findall(r"`([^`]+)`", names):
             shown[name] = set(severity.split(" or "))

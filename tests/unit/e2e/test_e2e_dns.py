@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Optional
 
 import pytest
 
 from tests.e2e.dns import AAAA, CNAME, SRV, A, Services, answer
 
-SERVICES: Dict[str, Dict[str, Any]] = {
+SERVICES: dict[str, dict[str, Any]] = {
     "web": {
         "clusterIP": "10.96.0.5",
         "clusterIPs": ["10.96.0.5", "fd00:10:96::5"],
@@ -34,7 +34,7 @@ SLICES = [
 ]
 
 
-def get(path: str) -> Optional[Dict[str, Any]]:
+def get(path: str) -> Optional[dict[str, Any]]:
     """Answer as the API server of a cluster with these Services does."""
     if "/endpointslices?" in path:
         return {"items": SLICES if path.endswith("%3Dpeers") else []}
@@ -47,7 +47,7 @@ def query(name: str, kind: int) -> bytes:
     return struct.pack("!6H", 77, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack("!HH", kind, 1)
 
 
-def _name(data: bytes, place: int) -> Tuple[str, int]:
+def _name(data: bytes, place: int) -> tuple[str, int]:
     labels = []
     while data[place]:
         labels.append(data[place + 1 : place + 1 + data[place]].decode())
@@ -55,7 +55,7 @@ def _name(data: bytes, place: int) -> Tuple[str, int]:
     return ".".join(labels), place + 1
 
 
-def ask(name: str, kind: int = A) -> Tuple[int, List[Tuple[int, str]]]:
+def ask(name: str, kind: int = A) -> tuple[int, list[tuple[int, str]]]:
     """Return the response code and the records."""
     data = answer(query(name, kind), Services(get, "cluster.local").find)
     number, flags, questions, records, _, _ = struct.unpack_from("!6H", data)
@@ -99,7 +99,7 @@ def ask(name: str, kind: int = A) -> Tuple[int, List[Tuple[int, str]]]:
         ),
     ],
 )
-def test_names_of_services(name: str, kind: int, records: List[Tuple[int, str]]) -> None:
+def test_names_of_services(name: str, kind: int, records: list[tuple[int, str]]) -> None:
     assert ask(name, kind) == (0, records)
 
 

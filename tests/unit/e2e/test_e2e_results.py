@@ -9,7 +9,7 @@ import hashlib
 import json
 import tarfile
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 from tests.e2e.images import ENTRYPOINTS, image_of, write_archive
 from tests.e2e.results import details, failures, read_report, summary
@@ -48,7 +48,7 @@ def test_images_share_layers_and_have_all_names(tmp_path: Path) -> None:
     assert image_of("pause", NAMES) == "registry.example/pause:3.10"
 
 
-def spec(name: str, state: str, message: str = "", kind: str = "It") -> Dict[str, Any]:
+def spec(name: str, state: str, message: str = "", kind: str = "It") -> dict[str, Any]:
     """Return a spec as ginkgo reports it."""
     return {
         "LeafNodeType": kind,
@@ -60,7 +60,7 @@ def spec(name: str, state: str, message: str = "", kind: str = "It") -> Dict[str
     }
 
 
-def write_report(path: Path, *specs: Dict[str, Any]) -> Path:
+def write_report(path: Path, *specs: dict[str, Any]) -> Path:
     path.write_text(json.dumps([{"SpecReports": list(specs)}]), encoding="utf-8")
     return path
 

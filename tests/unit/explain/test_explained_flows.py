@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import pytest
 
@@ -21,14 +21,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.live import LiveConnection, Remembered
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
-from ansible_collections.kubenode.proxy.plugins.module_utils.explain.connection import (
-    Subject,
-    connection_document,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.explain.explain import (
-    ExplainedFamily,
-    desired_family,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.connection import Subject, connection_document
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.explain import ExplainedFamily, desired_family
 from ansible_collections.kubenode.proxy.plugins.module_utils.explain.flow import origin_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.explain.flows import Kernel
 from ansible_collections.kubenode.proxy.plugins.module_utils.explain.target import parse_end
@@ -63,10 +57,10 @@ SETTINGS = DataplaneSettings(
 class Stub(Resource[Any, Any]):
     """A resource that holds a table."""
 
-    def __init__(self, kind: str, table: Dict[Any, Any]) -> None:
+    def __init__(self, kind: str, table: dict[Any, Any]) -> None:
         self.kind, self.family, self.table = kind, "IPv4", table
 
-    def observe(self) -> Dict[Any, Any]:
+    def observe(self) -> dict[Any, Any]:
         return self.table
 
 
@@ -84,7 +78,7 @@ def document(
     objects: Sequence[Any] = (SERVICE, ENDPOINTS),
     settings: DataplaneSettings = SETTINGS,
     kernel: Optional[Kernel] = None,
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     subject = Subject(
         ClusterState.from_objects(objects),
         [family_of(mode, objects, settings)],
@@ -96,16 +90,16 @@ def document(
     return connection_document(subject, parse_end(source, False), parse_end(destination, True))
 
 
-def flow(*words: Any, **more: Any) -> Dict[str, Any]:
+def flow(*words: Any, **more: Any) -> dict[str, Any]:
     (found,) = document(*words, **more)["flows"]
     return dict(found)
 
 
-def chosen(found: Dict[str, Any]) -> List[str]:
+def chosen(found: dict[str, Any]) -> list[str]:
     return [item["endpoint"] for item in found["endpoints"] if item["chosen"]]
 
 
-def changed(spec: Dict[str, Any], annotations: Optional[Dict[str, str]] = None) -> Dict[str, Any]:
+def changed(spec: dict[str, Any], annotations: Optional[dict[str, str]] = None) -> dict[str, Any]:
     metadata = {**SERVICE["metadata"], "annotations": annotations or {}}
     return {**SERVICE, "metadata": metadata, "spec": {**SERVICE["spec"], **spec}}
 
@@ -140,7 +134,7 @@ def test_probabilities_add_up_and_each_endpoint_has_a_reason(mode: str) -> None:
     ],
 )
 def test_policy_local_depends_on_the_client(
-    mode: str, behaviour: Any, source: str, endpoints: List[str], masqueraded: bool
+    mode: str, behaviour: Any, source: str, endpoints: list[str], masqueraded: bool
 ) -> None:
     found = flow(mode, source, f"{VIP}:80", settings=SETTINGS._replace(behaviour=behaviour))
     assert (chosen(found), found["masqueraded"]) == (endpoints, masqueraded)
@@ -253,7 +247,7 @@ def held_by(mode: str, family: ExplainedFamily) -> Kernel:
     return Kernel(KernelHandles(), lambda _family: stages)
 
 
-def table_of(kernel: Kernel, family: ExplainedFamily, kind: str) -> Dict[Any, Any]:
+def table_of(kernel: Kernel, family: ExplainedFamily, kind: str) -> dict[Any, Any]:
     (found,) = [stage.resource for stage in kernel.stages(family) if stage.resource.kind == kind]
     assert isinstance(found, Stub)
     return found.table

@@ -12,10 +12,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.connection_lines import connection_lines
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import annotation_warnings
-from ansible_collections.kubenode.proxy.plugins.module_utils.explain.policy import (
-    PolicyExplainer,
-    Resolved,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.explain.policy import PolicyExplainer, Resolved
 from ansible_collections.kubenode.proxy.plugins.module_utils.explain.target import parse_end
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.rows import BRIDGED, HERE, PORT_BOUND

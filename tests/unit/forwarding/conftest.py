@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from types import ModuleType
-from typing import Callable, Iterator, List, Optional, Tuple
+from typing import Callable, Iterator, Optional
 
 import pytest
 
@@ -22,7 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Ch
 from tests.lab.ports import free_port
 from tests.waiting import PATIENCE
 
-Place = Tuple[str, int]
+Place = tuple[str, int]
 
 
 def echo(sock: socket.socket) -> None:
@@ -139,11 +139,11 @@ class Running:
     """A running forwarder; ``errors`` collects its defects."""
 
     def __init__(self, limits: Limits) -> None:
-        self.errors: List[Exception] = []
+        self.errors: list[Exception] = []
         self.forwarder = module.Forwarder(limits, ClientRule(), self.errors.append)
         self._thread = threading.Thread(target=self.forwarder.run, args=(lambda: None,), daemon=True)
         self._thread.start()
-        self._keys: List[ListenerKey] = []
+        self._keys: list[ListenerKey] = []
 
     def listen(
         self, *endpoints: Place, protocol: str = "tcp", key: Optional[ListenerKey] = None, **more: object
@@ -184,7 +184,7 @@ def start(monkeypatch) -> Iterator[Callable[..., Running]]:
     monkeypatch.setattr(module, "_TICK_SECONDS", 0.02)
     monkeypatch.setattr(module, "_IDLE_SECONDS", 0.05)
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
-    running: List[Running] = []
+    running: list[Running] = []
 
     def begin(**limits: float) -> Running:
         values = {"connect_seconds": 0.3, "drain_seconds": 0.2, **limits}
@@ -200,7 +200,7 @@ def start(monkeypatch) -> Iterator[Callable[..., Running]]:
 @pytest.fixture
 def endpoint() -> Iterator[Callable[..., Endpoint]]:
     """Provide a function that starts a TCP endpoint."""
-    found: List[Endpoint] = []
+    found: list[Endpoint] = []
 
     def begin(serve: Callable[[socket.socket], None] = echo) -> Endpoint:
         found.append(Endpoint(serve))
@@ -214,7 +214,7 @@ def endpoint() -> Iterator[Callable[..., Endpoint]]:
 @pytest.fixture
 def udp_endpoint() -> Iterator[Callable[[str], UdpEndpoint]]:
     """Provide a function that starts a UDP endpoint."""
-    found: List[UdpEndpoint] = []
+    found: list[UdpEndpoint] = []
 
     def begin(name: str) -> UdpEndpoint:
         found.append(UdpEndpoint(name))

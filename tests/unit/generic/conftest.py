@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 
@@ -19,7 +19,7 @@ def good(tmp_path_factory) -> Certificates:
 
 
 @pytest.fixture
-def servers(good) -> Iterator[List[TlsServer]]:
+def servers(good) -> Iterator[list[TlsServer]]:
     """Provide two API servers, and the address that is redirected to them."""
     found = [TlsServer("127.0.0.1", good), TlsServer("127.0.0.2", good), TlsServer(ADDRESS, good)]
     yield found

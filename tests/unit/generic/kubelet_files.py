@@ -11,14 +11,10 @@ import socket
 import ssl
 import threading
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Optional
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.certificate import Place
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import (
-    KubeconfigChange,
-    point_to,
-    restore,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import KubeconfigChange, point_to, restore
 from tests.apiserver.tls import Certificates
 
 ADDRESS = "127.0.0.9"
@@ -79,13 +75,13 @@ users:
 """
         self.path.write_text(self.text)
         self.path.chmod(0o600)
-        self.stored: List[str] = []
+        self.stored: list[str] = []
 
     def store(self, path: str, content: bytes) -> None:
         self.stored.append(path)
         Path(path).write_bytes(content)
 
-    def point(self, servers: List[TlsServer], *, check: bool = False, seconds: float = 1.0) -> KubeconfigChange:
+    def point(self, servers: list[TlsServer], *, check: bool = False, seconds: float = 1.0) -> KubeconfigChange:
         places = [server.place for server in servers]
         return point_to(
             str(self.path),
@@ -101,5 +97,5 @@ users:
         return restore(check=check, store=self.store, record=str(self.record))
 
 
-def everything_below(directory: Path) -> Dict[str, bytes]:
+def everything_below(directory: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}

@@ -17,9 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.access.
     server_field,
     with_server,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import (
-    parse_place,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.kubelet import parse_place
 from tests.apiserver.tls import Certificates, make_certificates, make_server_certificate
 from tests.unit.generic.kubelet_files import ADDRESS, NAMES, Files, TlsServer, everything_below
 

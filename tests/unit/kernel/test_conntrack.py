@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import List
 
 import pytest
 
@@ -56,11 +55,11 @@ class Kernel:
     ``interrupted``: how many dumps it marks as interrupted. ``refusal``: the error that refuses a filter, or 0.
     """
 
-    def __init__(self, dumps: List[List[bytes]], interrupted: int = 0, refusal: int = 0) -> None:
+    def __init__(self, dumps: list[list[bytes]], interrupted: int = 0, refusal: int = 0) -> None:
         self.dumps = dumps
         self.interrupted = interrupted
         self.refusal = refusal
-        self.deleted: List[bytes] = []
+        self.deleted: list[bytes] = []
         self.opened = self.closed = 0
 
     def __call__(self, _protocol):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Dict, Tuple
 
 import pytest
 import yaml
@@ -23,7 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import fe
 
 ROOT = Path(__file__).resolve().parents[3]
 # os-release, kernel release, suffix of its modules, and the packages with those that a minimal installation lacks.
-SYSTEMS: Dict[str, Tuple[str, str, str, str]] = {
+SYSTEMS: dict[str, tuple[str, str, str, str]] = {
     "Red Hat 10": (
         'ID="rhel"\nID_LIKE="centos fedora"\nVERSION_ID="10.0"\n',
         "6.12.0-55.9.1.el10_0.x86_64",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Dict
 
 import pytest
 
@@ -60,7 +59,7 @@ a | 10 | 1.5
 
 def test_the_lines_of_a_plot_are_sorted_by_size_without_rows_that_have_none() -> None:
     plot = plots.Plot("x.svg", "", "", "", ("services",), {"seconds": ""}, "mode")
-    lines: Dict[str, object] = dict(plots.curves(plot, plots.table(ROWS)))
+    lines: dict[str, object] = dict(plots.curves(plot, plots.table(ROWS)))
     assert lines == {"a": [(10, 1.5), (100, 2)], "b": [(100, 3)]}
 
 

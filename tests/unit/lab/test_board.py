@@ -9,14 +9,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import List
 
 ROOT = Path(__file__).resolve().parents[3]
 # Small files of tests, which take no time.
 FIRST, SECOND = "tests/unit/lab/test_wire.py", "tests/unit/lab/test_steps.py"
 
 
-def passed(board: Path, *files: str) -> List[str]:
+def passed(board: Path, *files: str) -> list[str]:
     """Return the files of the tests that passed in a run."""
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *files]
     environment = {**os.environ, "TEST_BOARD": str(board), "PYTEST_ADDOPTS": "", "FEW_EXAMPLES": "1"}

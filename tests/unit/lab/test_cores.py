@@ -10,7 +10,6 @@ import os
 import subprocess
 import tempfile
 from collections import Counter
-from typing import List
 
 import pytest
 
@@ -22,7 +21,7 @@ def _own_locks(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def chosen(count: int) -> List[str]:
+def chosen(count: int) -> list[str]:
     """Return the processors assigned to ``count`` guests that run at the same time."""
     with contextlib.ExitStack() as stack:
         return [stack.enter_context(pinned()).words[-1] for _ in range(count)]

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
 from tests.lab.cluster import SNAPSHOT
 from tests.lab.topology import NODES, demonstration_nodes, pods_of
 
-ITEMS: List[Dict[str, Any]] = json.loads(SNAPSHOT.read_text(encoding="utf-8"))["items"]
+ITEMS: list[dict[str, Any]] = json.loads(SNAPSHOT.read_text(encoding="utf-8"))["items"]
 SERVICES = [item for item in ITEMS if item["kind"] == "Service"]
 
 
@@ -58,7 +58,7 @@ def test_every_slice_belongs_to_a_service() -> None:
     [("x86_64", True, [False]), ("x86_64", False, [True]), ("aarch64", True, [False]), ("aarch64", False, [])],
 )
 def test_ipvs_mode_is_shown_where_the_machine_can(
-    monkeypatch: pytest.MonkeyPatch, machine: str, host_has_ipvs: bool, third: List[bool]
+    monkeypatch: pytest.MonkeyPatch, machine: str, host_has_ipvs: bool, third: list[bool]
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     nodes = demonstration_nodes(host_has_ipvs)

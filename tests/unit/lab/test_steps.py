@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import List, Set, Tuple
 
 import pytest
 
@@ -27,14 +26,14 @@ echo "- $2" >>"{log}"
 
 def made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *targets: str, failing: str = ""
-) -> Tuple[int, List[Set[str]]]:
+) -> tuple[int, list[set[str]]]:
     """Return the exit status, and the set of running targets at each start or end of a target."""
     log, program = tmp_path / "log", tmp_path / "make"
     program.write_text(MAKE.format(log=log, failing=failing))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     status = steps.main(list(targets))
-    moments: List[Set[str]] = [set()]
+    moments: list[set[str]] = [set()]
     for line in log.read_text().splitlines():
         sign, target = line.split()
         moments.append(moments[-1] | {target} if sign == "+" else moments[-1] - {target})

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 
@@ -20,7 +20,7 @@ WEB, DB, TOOL, CLIENT = "10.244.1.11", "10.244.2.12", "10.244.2.13", "192.0.2.1"
 HTTP, DNS, PING = (6, 80), (17, 53), (1, 0)
 
 
-def pod(namespace: str, name: str, address: str, node: str) -> Dict[str, Any]:
+def pod(namespace: str, name: str, address: str, node: str) -> dict[str, Any]:
     metadata = {"namespace": namespace, "name": name, "labels": {"app": name}}
     return {
         "kind": "Pod",
@@ -39,19 +39,19 @@ CLUSTER = [
 ]
 
 
-def judged(policy: Dict[str, Any]) -> Tuple[List[str], Any]:
+def judged(policy: dict[str, Any]) -> tuple[list[str], Any]:
     """Return the parts that are skipped of a policy, and what judges connections by it."""
     state = ClusterState.from_objects([*CLUSTER, policy])
     assert not state.refusals
     judge = NodePolicy("node1", state.policy, cluster_policies=True).judge()
 
-    def allows(source: str, destination: str, what: Tuple[int, int]) -> bool:
+    def allows(source: str, destination: str, what: tuple[int, int]) -> bool:
         return bool(judge.allows(packed(source), packed(destination), *what))
 
     return list(map(str, state.skipped)), allows
 
 
-def network_policy(**spec: Any) -> Dict[str, Any]:
+def network_policy(**spec: Any) -> dict[str, Any]:
     return {"kind": "NetworkPolicy", "metadata": {"namespace": "shop", "name": "x"}, "spec": spec}
 
 
@@ -107,7 +107,7 @@ def test_null_is_the_absence_of_a_field():
     assert not skipped and allows(DB, WEB, HTTP) and not allows(DB, WEB, DNS)
 
 
-def cluster_policy(action: str, rule: Dict[str, Any], **spec: Any) -> Dict[str, Any]:
+def cluster_policy(action: str, rule: dict[str, Any], **spec: Any) -> dict[str, Any]:
     """Return a policy with a rule, before one that accepts packets from all pods."""
     rest = {"action": "Accept", "from": [{"namespaces": {}}]}
     rules = [{"action": action, **rule}, rest] if action != "Accept" else [{"action": action, **rule}]

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import random
-from typing import List, Tuple
 
 import pytest
 
@@ -123,7 +122,7 @@ def test_ports_are_divided_as_if_one_by_one():
         assert outside == [port for port in members(ranges) if port not in members(wanted)]
 
 
-class _Steps(List[Tuple[int, int]]):
+class _Steps(list[tuple[int, int]]):
     """Ranges that count how often one of them is read."""
 
     reads = 0

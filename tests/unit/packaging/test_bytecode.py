@@ -10,7 +10,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import List
 
 import pytest
 import yaml
@@ -59,7 +58,7 @@ def compile_engine(source: Path, path: Path, *options: str) -> str:
     return subprocess.run([*words, *options], capture_output=True, text=True, check=True, cwd="/").stdout.strip()
 
 
-def imported(path: Path) -> List[str]:
+def imported(path: Path) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-I", "-B", "-c", IMPORTED, path], capture_output=True, text=True, check=True
     )

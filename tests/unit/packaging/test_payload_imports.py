@@ -10,7 +10,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
@@ -70,7 +70,7 @@ def imported(archive: Path, payload: bool = True) -> Any:
 
 
 def test_each_source_is_compiled_once(archive: Path) -> None:
-    compiled: Dict[str, int] = imported(archive)[0]
+    compiled: dict[str, int] = imported(archive)[0]
     names = ("support/late/__init__.py", "support/late/inner.py", "other.py")
     assert [compiled[name] for name in names] == [1, 1, 1]
 

@@ -10,7 +10,6 @@ each host.
 from __future__ import annotations
 
 from functools import cache
-from typing import FrozenSet, Set
 
 import pytest
 
@@ -24,7 +23,7 @@ MODULES = sorted(path.stem for path in (PLUGINS / "modules").glob("*.py") if pat
 
 
 @cache
-def files_of(dotted: str) -> FrozenSet[str]:
+def files_of(dotted: str) -> frozenset[str]:
     """Return the dotted names of the files that an import of ``dotted`` needs directly, without packages."""
     needed = set()
     for _line, name in imports_of(PLUGINS.joinpath(*dotted.split(".")).with_suffix(".py")):
@@ -36,9 +35,9 @@ def files_of(dotted: str) -> FrozenSet[str]:
     return frozenset(needed)
 
 
-def payload(module: str) -> Set[str]:
+def payload(module: str) -> set[str]:
     """Return the dotted names of all files that Ansible sends for a module."""
-    found: Set[str] = set()
+    found: set[str] = set()
     waiting = [f"modules.{module}"]
     while waiting:
         name = waiting.pop()

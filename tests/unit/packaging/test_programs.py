@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
-from typing import Iterator, List, Set
+from typing import Iterator
 
 import pytest
 
@@ -61,7 +61,7 @@ SHELL = """
 """
 
 
-def declared(*purposes: str) -> Set[str]:
+def declared(*purposes: str) -> set[str]:
     """Return the programs of .ci/programs that are installed for these purposes."""
     lines = (ROOT / ".ci" / "programs").read_text(encoding="ascii").splitlines()
     found = [line.split() for line in lines if line and not line.startswith("#")]
@@ -87,8 +87,8 @@ class Commands(ast.NodeVisitor):
     """The programs that a Python module executes."""
 
     def __init__(self, tree: ast.AST) -> None:
-        self.found: List[str] = []
-        self._given: Set[str] = set()
+        self.found: list[str] = []
+        self._given: set[str] = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and self._name(node.func) in RUNNERS:
                 for argument in node.args:
@@ -100,14 +100,14 @@ class Commands(ast.NodeVisitor):
         return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
     @staticmethod
-    def _parts(node: ast.AST) -> List[ast.AST]:
+    def _parts(node: ast.AST) -> list[ast.AST]:
         if isinstance(node, ast.Starred):
             return [node.value]
         if isinstance(node, (ast.List, ast.Tuple)):
             return [item.value for item in node.elts if isinstance(item, ast.Starred)]
         return [node]
 
-    def _take(self, words: List[ast.expr]) -> None:
+    def _take(self, words: list[ast.expr]) -> None:
         words = [word for word in words if not isinstance(word, ast.Starred)]
         texts = [word.value if isinstance(word, ast.Constant) else None for word in words]
         if texts and isinstance(texts[0], str) and PROGRAM.match(texts[0]):
@@ -139,7 +139,7 @@ class Commands(ast.NodeVisitor):
         self.generic_visit(node)
 
 
-def programs_of(path: Path) -> Set[str]:
+def programs_of(path: Path) -> set[str]:
     """Return the programs that a file executes, without their directories."""
     text = path.read_text(encoding="utf-8")
     found = Commands(ast.parse(text)).found if path.suffix == ".py" else list(of_shell(text))
@@ -149,7 +149,7 @@ def programs_of(path: Path) -> Set[str]:
     return names - functions
 
 
-def sources() -> List[Path]:
+def sources() -> list[Path]:
     """Return the files that run on this machine, or run programs on nodes of tests/systemd and tests/e2e.
 
     Not those that run on such a node, or on one of Molecule.

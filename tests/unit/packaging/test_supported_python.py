@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import List
 
 import pytest
 
@@ -31,7 +30,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
-def imports(path: Path) -> List[str]:
+def imports(path: Path) -> list[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=OLD)
     found = []
     for node in tree.body:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Set
+from typing import Any, Iterator
 
 import pytest
 import yaml
@@ -32,35 +32,35 @@ NOT_IN_RED_HAT = {"cmp": "diffutils", "find": "findutils", "git": "git", "mount"
 RED_HAT = {**NOT_IN_RED_HAT, "ip": "iproute", "make": "make", "modprobe": "kmod", "python3": "python3"}
 
 
-def jobs() -> Dict[str, Dict[str, Any]]:
+def jobs() -> dict[str, dict[str, Any]]:
     return yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
 
 
-def words_of(job: Dict[str, Any]) -> Iterator[List[str]]:
+def words_of(job: dict[str, Any]) -> Iterator[list[str]]:
     """Yield the words of each command that a job runs."""
     for step in job["steps"]:
         for command in re.split(r"&&|\n", step.get("run", "")):
             yield shlex.split(command)
 
 
-def commands() -> Iterator[List[str]]:
+def commands() -> Iterator[list[str]]:
     """Yield the words of each command that the workflow runs."""
     for job in jobs().values():
         yield from words_of(job)
 
 
-def installed(job: Dict[str, Any]) -> Set[str]:
+def installed(job: dict[str, Any]) -> set[str]:
     """Return the packages that a job installs, without those of .ci/bootstrap."""
-    packages: Set[str] = set()
+    packages: set[str] = set()
     for words in words_of(job):
         if "install" in words and {"dnf", "apt-get"} & set(words):
             packages |= {word for word in words[words.index("install") + 1 :] if not word.startswith("-")}
     return packages
 
 
-def called_by(words: List[str]) -> List[str]:
+def called_by(words: list[str]) -> list[str]:
     """Return the targets of the Makefile that a command calls, with the steps of ``make test``."""
-    found: List[str] = []
+    found: list[str] = []
     if "make" in words and "install" not in words:
         for word in words[words.index("make") + 1 :]:
             name, assignment, value = word.partition("=")
@@ -68,14 +68,14 @@ def called_by(words: List[str]) -> List[str]:
     return found
 
 
-def prerequisites() -> Dict[str, List[str]]:
+def prerequisites() -> dict[str, list[str]]:
     """Return the targets of the Makefile, each with the words behind its colon."""
     text = MAKEFILE.read_text(encoding="utf-8")
     rules = re.findall(r"^([a-z.][a-z -]*):([^=\n#]*)(?:#.*)?$", text, re.MULTILINE)
     return {target: words.split() for targets, words in rules for target in targets.split()}
 
 
-def targets() -> List[str]:
+def targets() -> list[str]:
     return [target for target in prerequisites() if not target.startswith(".")]
 
 
@@ -85,7 +85,7 @@ def needs_the_laboratory(target: str) -> bool:
     return target == "setup-lab" or any(needs_the_laboratory(word) for word in words)
 
 
-def purpose_of(job: Dict[str, Any]) -> str:
+def purpose_of(job: dict[str, Any]) -> str:
     """Return the purpose with which a job calls .ci/bootstrap."""
     lines = list(words_of(job))
     if not any(needs_the_laboratory(target) for words in lines for target in called_by(words)):
@@ -93,12 +93,12 @@ def purpose_of(job: Dict[str, Any]) -> str:
     return "kernel" if any("GUESTS=" in words for words in lines) else "lab"
 
 
-def containers() -> List[str]:
+def containers() -> list[str]:
     return [name for name, job in jobs().items() if "container" in job]
 
 
 def test_every_target_and_program_exists() -> None:
-    called: List[str] = []
+    called: list[str] = []
     for words in commands():
         called += called_by(words)
         if words and words[0].startswith(".ci/"):

@@ -11,17 +11,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
 
 
-def variables_of(role: str) -> List[str]:
+def variables_of(role: str) -> list[str]:
     """Return the files of a role's defaults and variables."""
     return [str(path) for place in ("defaults", "vars") for path in sorted((ROLES / role / place).glob("*.yml"))]
 
 
-def play_on(host: str, roles: Sequence[str], tasks: List[Dict[str, Any]]) -> Dict[str, Any]:
+def play_on(host: str, roles: Sequence[str], tasks: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a play that has the variables of roles; those of its tasks win."""
     return {
         "hosts": host,
@@ -33,7 +33,7 @@ def play_on(host: str, roles: Sequence[str], tasks: List[Dict[str, Any]]) -> Dic
 
 
 def play_once(
-    scratch: Path, play: Dict[str, Any], inventory: Dict[str, Any], *arguments: str
+    scratch: Path, play: dict[str, Any], inventory: dict[str, Any], *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a play and return how it ended."""
     (scratch / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
@@ -50,14 +50,14 @@ def play_once(
     return subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
 
 
-def local_hosts(hosts: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
+def local_hosts(hosts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return an inventory of hosts that are this machine, with their variables."""
     local = {"ansible_connection": "local"}
     return {"all": {"hosts": {name: {**local, **variables} for name, variables in hosts.items()}}}
 
 
 def played(
-    scratch: Path, play: Dict[str, Any], inventory: Dict[str, Any], *arguments: str, errors: bool = False
+    scratch: Path, play: dict[str, Any], inventory: dict[str, Any], *arguments: str, errors: bool = False
 ) -> str:
     """Return the output of a play that succeeds; with ``errors`` also what it has written as an error."""
     done = play_once(scratch, play, inventory, *arguments)
@@ -69,10 +69,10 @@ def rendered(
     scratch: Path,
     roles: Sequence[str],
     expression: str,
-    cases: Sequence[Dict[str, Any]],
+    cases: Sequence[dict[str, Any]],
     *arguments: str,
-    hosts: Optional[Dict[str, Dict[str, Any]]] = None,
-) -> List[Any]:
+    hosts: Optional[dict[str, dict[str, Any]]] = None,
+) -> list[Any]:
     """Return what an expression gives for each set of variables, in one run, on the first of these hosts."""
     message = "{{ [" + expression + "] | to_json | b64encode }}"
     tasks = [

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 import yaml
@@ -45,9 +45,9 @@ ROLLBACK = "kubenode.proxy.service_proxy_rollback"
 REMOVALS = ("agent_state", "service_proxy_state", "kernel_state")
 
 
-def plays(name: str) -> List[Dict[str, Any]]:
+def plays(name: str) -> list[dict[str, Any]]:
     """Return the plays of a playbook."""
-    found: List[Dict[str, Any]] = yaml.safe_load((ROOT / "playbooks" / f"{name}.yml").read_text(encoding="utf-8"))
+    found: list[dict[str, Any]] = yaml.safe_load((ROOT / "playbooks" / f"{name}.yml").read_text(encoding="utf-8"))
     return found
 
 
@@ -118,7 +118,7 @@ def run(directory: Path, playbook: str, *arguments: str, **environment_of: str) 
     ],
 )
 def test_a_verification_of_nothing_or_with_a_misspelt_variable_fails(
-    tmp_path: Path, arguments: List[str], reason: str
+    tmp_path: Path, arguments: list[str], reason: str
 ) -> None:
     done = run(tmp_path, "kubenode.proxy.verify", *arguments)
     said = " ".join((done.stdout + done.stderr).split())
@@ -170,7 +170,7 @@ def test_kubelet_leaves_an_address_before_a_rollback() -> None:
     ],
 )
 def test_an_explanation_needs_a_flow_and_the_node_command(
-    tmp_path: Path, variables: Dict[str, str], reason: str
+    tmp_path: Path, variables: dict[str, str], reason: str
 ) -> None:
     given = {**variables, "drain_cut": True, "ansible_python_interpreter": sys.executable}
     given.update(service_proxy_mode="nftables", service_proxy_configuration={"mode": "ipvs"})
@@ -326,7 +326,7 @@ def test_values_of_a_wrong_type_are_named_wherever_they_are() -> None:
     ],
 )
 def test_a_preview_of_a_removal_does_not_claim_it(
-    tmp_path: Path, role: str, variables: Dict[str, Any], said: str
+    tmp_path: Path, role: str, variables: dict[str, Any], said: str
 ) -> None:
     nothing = "nothing would serve it"
     unserved = yaml.safe_load((ROOT / "roles" / "service_proxy" / "tasks" / "unserved.yml").read_text(encoding="utf-8"))
@@ -343,7 +343,7 @@ MARK = "Node a, DaemonSet kube-system/kube-proxy, label kubenode.proxy/managed"
 NO_NODE = {"msg": "nodes: no Node is named a", "error_kind": "preflight"}
 OUTSIDE = {"service_proxy_node_configuration": {"outsideHost": {"enabled": True}}}
 #: What the API server said, the mark on the host, other variables, and whether the host may be left unserved.
-PLACEMENTS: List[Tuple[Dict[str, Any], str, Dict[str, Any], bool]] = [
+PLACEMENTS: list[tuple[dict[str, Any], str, dict[str, Any], bool]] = [
     ({"changes": []}, "", {}, False),
     ({"changes": ["Node a: labelled"]}, "", {}, True),
     ({"changes": ["Node a: labelled"]}, MARK, {}, True),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import pytest
 
@@ -26,7 +26,7 @@ FOUND = {
 }
 UNAWARE = "n1 does not follow the cluster: "
 LOST = "the agent has lost the API server: API server https://192.0.2.1:6443: list services: not allowed (403)"
-CASES: Dict[str, Tuple[Dict[str, Any], str]] = {
+CASES: dict[str, tuple[dict[str, Any], str]] = {
     "none": ({}, ""),
     "stopped": ({"running": False, "error": "no answer"}, f"{UNAWARE}the agent does not answer: no answer"),
     "serves": ({"running": True, "mode": "nftables", "obstacle": ""}, ""),
@@ -73,7 +73,7 @@ CONNECTING = {"services": REFUSED, "nodes": "connecting"}
     ],
 )
 def test_an_agent_follows_the_cluster_only_if_it_watches_everything(
-    mode: str, watches: Dict[str, str], lost: Tuple[float, ...], obstacle: str
+    mode: str, watches: dict[str, str], lost: tuple[float, ...], obstacle: str
 ) -> None:
     answer: Any = {"mode": mode, "apiServer": watches, "apiServerLostSeconds": dict(zip(watches, lost))}
     assert state_of(answer)["obstacle"] == obstacle

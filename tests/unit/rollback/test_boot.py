@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -34,7 +34,7 @@ INTERFACES = (("eth0", OWN), ("lo", "127.0.0.1"))
 WEEK = 7 * 86400.0
 
 
-def _service(name: str, address: str, endpoints: List[Any], namespace: str = "default") -> List[Dict[str, Any]]:
+def _service(name: str, address: str, endpoints: list[Any], namespace: str = "default") -> list[dict[str, Any]]:
     ports = [manifests.port(80, name="web")]
     return [
         manifests.service(name, address, ports, namespace=namespace),
@@ -42,7 +42,7 @@ def _service(name: str, address: str, endpoints: List[Any], namespace: str = "de
     ]
 
 
-def _cluster() -> List[Any]:
+def _cluster() -> list[Any]:
     local, remote = manifests.endpoint("10.244.1.2", "here"), manifests.endpoint("10.244.9.9", "there")
     return [
         manifests.node("here", OWN, "10.244.1.0/24"),
@@ -67,14 +67,14 @@ def directory(tmp_path, monkeypatch):
     return path
 
 
-def _request(objects: List[Any], **more: Any) -> Request:
+def _request(objects: list[Any], **more: Any) -> Request:
     configuration = load({"mode": "nftables"}).configuration
     return Request(ClusterState.from_objects(objects), configuration, objects=lambda: iter(objects), **more)
 
 
 def _keep(
-    objects: List[Any], confirmed: bool = True, wanted: Any = True, source: str = "", backend: str = "", **more: Any
-) -> List[str]:
+    objects: list[Any], confirmed: bool = True, wanted: Any = True, source: str = "", backend: str = "", **more: Any
+) -> list[str]:
     """Keep what a convergence has programmed; ``boot_directory.DIRECTORY`` is that of the test."""
     more.setdefault("state_directory", f"{os.path.dirname(boot_directory.DIRECTORY)}/run")
     os.makedirs(more["state_directory"], exist_ok=True)
@@ -83,7 +83,7 @@ def _keep(
     return boot_keeping.keep(_request(objects, **more), found, modes, "here", INTERFACES, confirmed=confirmed)
 
 
-def _served(state: boot_state.BootState, most: float = WEEK) -> Dict[str, List[str]]:
+def _served(state: boot_state.BootState, most: float = WEEK) -> dict[str, list[str]]:
     cluster = boot.request_of(state, most).cluster
     return {
         name.name: [item.address for each in cluster.slices_of(name).values() for item in each.endpoints]
@@ -244,7 +244,7 @@ def test_a_node_boots_with_the_copy_of_an_agent_that_has_ended(tmp_path, directo
     monkeypatch.setattr(boot, "DEFAULT_CACHE", copy)
     monkeypatch.setattr(boot, "_AGENT_ENABLED", str(enabled))
     monkeypatch.setattr(boot, "RUNTIME", str(tmp_path / "none"))
-    restored: List[Any] = []
+    restored: list[Any] = []
     monkeypatch.setattr(boot, "service_proxy_findings", lambda **_options: [])
     monkeypatch.setattr(boot, "run_convergence", lambda request, _guard: restored.append(request) or _refuse())
     _keep(_cluster())
@@ -372,13 +372,13 @@ def test_a_damaged_state_is_refused_in_one_line(directory, content: bytes, capsy
 
 
 def test_whatever_fails_the_boot_continues(capsys) -> None:
-    def failing(**_given: Any) -> List[str]:
+    def failing(**_given: Any) -> list[str]:
         raise RecursionError("deep")
 
     assert boot.main(["--max-age", "1"], failing) == 0
     assert capsys.readouterr().out == "kubenode-proxy: nothing is restored: RecursionError('deep')\n"
 
-    def refused(**_given: Any) -> List[str]:
+    def refused(**_given: Any) -> list[str]:
         raise KernelError("IPv6 chains: no")
 
     # IPv4 may be programmed by now.

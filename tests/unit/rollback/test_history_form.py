@@ -9,7 +9,7 @@ import gzip
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -104,7 +104,7 @@ def changed(**fields: Any) -> bytes:
     return packed({"sha256": form.hashlib.sha256(body).hexdigest()}, body)
 
 
-def packed(head: Dict[str, Any], body: bytes) -> bytes:
+def packed(head: dict[str, Any], body: bytes) -> bytes:
     # Without a time, which would be part of the test names and differ between processes.
     return gzip.compress(json.dumps({"format": form.FORMAT, "version": 1, **head}).encode() + b"\n" + body, mtime=0)
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -107,7 +107,7 @@ class Held(Resource):
 
     def __init__(self, log, kind, family, table=None, atomic=False):
         self.kind, self.family, self.atomic = kind, family, atomic
-        self.table: Dict[Any, Any] = dict(table or {})
+        self.table: dict[Any, Any] = dict(table or {})
         self.log = log
 
     def observe(self):
@@ -124,7 +124,7 @@ class Held(Resource):
 @pytest.fixture
 def node(monkeypatch) -> Any:
     """Provide a node that ipvs mode serves without iptables, with connections to one of two virtual servers in use."""
-    log: List[str] = []
+    log: list[str] = []
     port = ElementKey("element", NODE_PORTS, transport_key("tcp", 30001))
     idle = ElementKey("element", NODE_PORTS, transport_key("udp", 30002))
     table = {IPVS_TABLE.key: True, SETTLING: "rules", ObjectKey("set", NODE_PORTS): "set", port: True, idle: True}

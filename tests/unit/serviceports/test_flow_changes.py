@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
@@ -22,7 +22,7 @@ DNS = NamespacedName("kube-system", "dns")
 CONTEXT = NodeContext("IPv4", "node-a")
 
 
-def ports(*endpoints: Dict[str, Any], protocol: str = "UDP"):
+def ports(*endpoints: dict[str, Any], protocol: str = "UDP"):
     """Return the ServicePorts of one Service with these endpoints."""
     port = {"name": "dns", "port": 53, "protocol": protocol}
     service = {
@@ -46,7 +46,7 @@ def ports(*endpoints: Dict[str, Any], protocol: str = "UDP"):
     return all_service_ports(ClusterState.from_objects([service, endpoint_slice]), CONTEXT)
 
 
-def endpoint(address: str, *, serving: bool = True, ready: bool = True) -> Dict[str, Any]:
+def endpoint(address: str, *, serving: bool = True, ready: bool = True) -> dict[str, Any]:
     return {"addresses": [address], "conditions": {"ready": ready, "serving": serving}}
 
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
-    ServicePolicySettings,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import ServicePolicySettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.frontends import Frontends
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortName
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext

@@ -11,9 +11,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.files.static import parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
-    ServicePolicySettings,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import ServicePolicySettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import (
     NodeContext,
     all_service_ports,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +28,7 @@ RENDERINGS = [*(mode_named(name).rendering for name in ("iptables", "ipvs", "nft
 CLUSTER_IP, SHARED = "10.96.0.1", "203.0.113.1"
 
 
-def ports_of(**fields: Any) -> Tuple[ServicePortInfo, ...]:
+def ports_of(**fields: Any) -> tuple[ServicePortInfo, ...]:
     """Return the ServicePorts of a load balancer with one endpoint on another node; ``fields`` are its spec's."""
     service = manifests.service(
         "web", CLUSTER_IP, [manifests.port(80, name="http")], type="LoadBalancer", **{"ingress": [], **fields}
@@ -75,14 +75,14 @@ FIELDS = st.fixed_dictionaries(
 @settings(deadline=None)
 @given(st.lists(FIELDS, min_size=1, max_size=3))
 @pytest.mark.parametrize("rendering", RENDERINGS, ids=["iptables", "ipvs", "nftables", "userspace", "ipvs-nftables"])
-def test_the_tables_of_the_agent_and_of_a_run_are_equal(rendering: Any, versions: Sequence[Dict[str, Any]]) -> None:
+def test_the_tables_of_the_agent_and_of_a_run_are_equal(rendering: Any, versions: Sequence[dict[str, Any]]) -> None:
     followed = DesiredTables(rendering, SETTINGS)
     context = rendering.context(rendering.at_size(SETTINGS, 0))
     for fields in versions:
         ports = ports_of(**fields)
         followed.apply({NAME: ports}, lambda _service: ())
         followed.pop_changes()
-        values: Dict[Tuple[str, Any], Any] = {}
+        values: dict[tuple[str, Any], Any] = {}
         for table, key, value in rendering.entries(ports[0], context):
             assert values.setdefault((table, key), value) == value, "no key has two values"
         assert {name: dict(rows) for name, rows in followed.desired.items()} == rendering.desired_tables(

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
-    ServicePolicySettings,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import ServicePolicySettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.service_ports import both, sources_of_family
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 

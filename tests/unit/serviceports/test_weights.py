@@ -18,9 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.account imp
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Failing, NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import (
-    ServicePolicySettings,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import ServicePolicySettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables import mode as iptables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import CHAINS
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import mode as ipvs
@@ -32,10 +30,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import LISTENERS
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import Endpoint
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.weights import (
-    shares,
-    slots,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.weights import shares, slots
 from tests.lab import manifests
 
 WEIGHT, CILIUM = "kubenode.proxy/weight", "service.cilium.io/weight"

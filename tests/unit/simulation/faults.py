@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Iterator
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.notifications import NftWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.watch import Watching
@@ -56,7 +56,7 @@ def _once_more(view: Any, batch: Any, whole: bool = False) -> Any:
     return effect
 
 
-def _unless_lost(watch: Any, found: Dict[str, str]) -> None:
+def _unless_lost(watch: Any, found: dict[str, str]) -> None:
     if not watch._monitor._overrun:
         _poll(watch, found)
     watch._monitor._overrun = False
@@ -99,7 +99,7 @@ def _with_all(known: Known, items: Any) -> Any:
 
 
 #: A seed that shows it, the class, the name of its method, and what is called instead.
-FAULTS: Dict[str, Tuple[int, Any, str, Any]] = {
+FAULTS: dict[str, tuple[int, Any, str, Any]] = {
     "a lost entry of the journal": (2, MergedTables, "pop_journal", _journal_without_an_entry),
     "no list after a gap": (16, Reflector, "_forget_version", _no_list),
     "no repair": (7, Watching, "suspect", lambda _self, _families: None),

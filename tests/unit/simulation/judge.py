@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 from functools import lru_cache
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.packed import text_in
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
@@ -40,7 +40,7 @@ class Known(NamedTuple):
     ``objects``: None on a node that serves nothing at all.
     """
 
-    objects: Optional[FrozenSet[str]]
+    objects: Optional[frozenset[str]]
     node: Node
 
 
@@ -58,7 +58,7 @@ class Dataplane(NamedTuple):
             return CHAINS.desired_tables(ports, settings)["chains"]
         return TABLE.desired_tables(ports, node.settings())["table objects"]
 
-    def difference(self, kernel: SimulatedKernel, objects: Iterable[Any], node: Node) -> List[str]:
+    def difference(self, kernel: SimulatedKernel, objects: Iterable[Any], node: Node) -> list[str]:
         """Return how the kernel differs from what it should hold."""
         wanted = self.desired(objects, node)
         if not self.variant:
@@ -72,7 +72,7 @@ class Dataplane(NamedTuple):
         return described(found)
 
 
-def some_packets(number: int, family: str, chosen: random.Random) -> Tuple[Packet, ...]:
+def some_packets(number: int, family: str, chosen: random.Random) -> tuple[Packet, ...]:
     """Return some of the packets to one Service, one of a few samples."""
     others = packets(number - 1, family)
     one_of_few = random.Random(chosen.randrange(4))
@@ -100,21 +100,21 @@ class Judge:
     """
 
     def __init__(self, kernel: SimulatedKernel, plane: Dataplane, node: Node, chosen: random.Random) -> None:
-        self.faults: List[str] = []
+        self.faults: list[str] = []
         self.judged = self.excepted = 0
         self.where: Callable[[], str] = str
         self._kernel = kernel
         self._plane = plane
         self._now = {number: Known(frozenset(), node) for number in range(1, SERVICES + 1)}
-        self._allowed: Dict[int, Set[Known]] = {
+        self._allowed: dict[int, set[Known]] = {
             number: {known, Known(None, node)} for number, known in self._now.items()
         }
         self._packets = {number: some_packets(number, kernel.family, chosen) for number in self._now}
-        self._ways: Dict[Packet, Traversal] = {}
+        self._ways: dict[Packet, Traversal] = {}
 
     def knows(self, view: ClusterView, node: Node) -> None:
         """Record what the agent knows now; its next sync may apply it."""
-        found: Dict[int, List[str]] = {number: [] for number in self._now}
+        found: dict[int, list[str]] = {number: [] for number in self._now}
         for key, packed in view._objects.items():
             if key.kind in ("Service", "EndpointSlice") and key.namespace == "ns":
                 found[int(key.name[1:].partition("-")[0])].append(text_in(packed).decode())

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import Any, Callable, Dict, List, Mapping, Optional, Set
+from typing import Any, Callable, Mapping, Optional
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.notifications import Watch, suspect
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.observation import CountedSet
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.parts import TableParts
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.policy_table import (
-    _PortsTable,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.policy_table import _PortsTable
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import TransactionRefused
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Labelled
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.restore import RestoreError
@@ -68,10 +66,10 @@ class Monitor:
 
     author = ""
 
-    def __init__(self, kernel: SimulatedKernel, families: Set[str]) -> None:
+    def __init__(self, kernel: SimulatedKernel, families: set[str]) -> None:
         self._kernel = kernel
         self._families = families
-        self._pending: Set[str] = set()
+        self._pending: set[str] = set()
         self.lost = self._overrun = False
         kernel.monitors.append(self)
         # Not the number of one that is open: the loop would be woken forever by what it does not wait for.
@@ -93,7 +91,7 @@ class Monitor:
         self._pending.clear()
         self._overrun = True
 
-    def changes(self) -> Set[str]:
+    def changes(self) -> set[str]:
         found, self._pending = self._pending, set()
         self.lost, self._overrun = self._overrun, False
         return set(self._families) if self.lost else found
@@ -109,7 +107,7 @@ class NoAddresses:
     def fileno(self) -> int:
         return -1
 
-    def events(self) -> List[Any]:
+    def events(self) -> list[Any]:
         return []
 
     def pop_lost(self) -> bool:
@@ -129,7 +127,7 @@ class LegacyWatch(Watch):
         self._family = family
         self._known: Any = None
 
-    def poll(self, found: Dict[str, str]) -> None:
+    def poll(self, found: dict[str, str]) -> None:
         held = self._kernel.programs.held
         if self._known is not None and self._known != held:
             suspect(found, [self._family], "contents")
@@ -159,20 +157,20 @@ class MemoryReader:
     def table(self) -> Optional[TableValue]:
         return TableValue() if self._table.key is not None else None
 
-    def counted_sets(self) -> Dict[str, CountedSet]:
+    def counted_sets(self) -> dict[str, CountedSet]:
         return {name: CountedSet(value, None) for name, value in self._table.sets.items()}
 
     def counted_set(self, name: str) -> Optional[CountedSet]:
         return self.counted_sets().get(name)
 
-    def hooks(self) -> Dict[str, Any]:
+    def hooks(self) -> dict[str, Any]:
         return {name: chain.base for name, chain in self._table.chains.items()}
 
-    def chains(self, wanted: Mapping[str, Any]) -> Dict[Key, Value]:
+    def chains(self, wanted: Mapping[str, Any]) -> dict[Key, Value]:
         found = self._table.observed().items()
         return {key: value for key, value in found if key.kind == "chain" and key.name in wanted}
 
-    def contents(self, name: str) -> Dict[Key, Value]:
+    def contents(self, name: str) -> dict[Key, Value]:
         found = self._table.observed().items()
         return {key: value for key, value in found if isinstance(key, ElementKey) and key.name == name}
 
@@ -190,7 +188,7 @@ class ServicesTable(Simulated):
 
     port = 7
 
-    def observe(self) -> Dict[Key, Value]:
+    def observe(self) -> dict[Key, Value]:
         self._kernel.reading()
         return super().observe()
 
@@ -207,7 +205,7 @@ class ServicesTable(Simulated):
         parts._expected, parts._elements = expected, {}
         return parts
 
-    def _send(self, labelled: List[Labelled]) -> None:
+    def _send(self, labelled: list[Labelled]) -> None:
         def apply() -> None:
             self._kernel.table = self._kernel.table.after(labelled)
 
@@ -247,7 +245,7 @@ class PoliciesTable(PolicyKernel):
         self._kernel = kernel
         self.held, self._ports.held = kernel.policies
 
-    def observe(self) -> Dict[Key, Value]:
+    def observe(self) -> dict[Key, Value]:
         self._kernel.reading()
         self.held, self._ports.held = self._kernel.policies
         return super().observe()
@@ -255,7 +253,7 @@ class PoliciesTable(PolicyKernel):
     def parts(self, expected: Any, urgent: Any = None) -> Any:
         yield Part(self.observe(), expected)
 
-    def _send(self, labelled: List[Labelled]) -> None:
+    def _send(self, labelled: list[Labelled]) -> None:
         def apply() -> None:
             self.held, self._ports.held = self._kernel.policies
             super(PoliciesTable, self)._send(labelled)
@@ -282,13 +280,13 @@ class SimulatedKernel:
         self.programs = Restorer(self)
         self.policies = (Table({}), Table({}))
         self.refusals = Refusals()
-        self.monitors: List[Monitor] = []
+        self.monitors: list[Monitor] = []
         self.descriptors = itertools.count(1000)
         self.judge: Callable[[], None] = lambda: None
         self.judge_policies: Callable[[], None] = lambda: None
         self.others_changed: Callable[[], None] = lambda: None
         self.is_watched: Callable[[], bool] = lambda: True
-        self.touched: Set[Object] = set()
+        self.touched: set[Object] = set()
         self.external = self.policies_external = False
         self.others = self.others_read = 0
         self.steps = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 from functools import lru_cache
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional
 from unittest import mock
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.policies.policy import PolicySync
@@ -35,14 +35,14 @@ _STATES = [each for each in states() if each.namespace != "terminating"]
 class Known(NamedTuple):
     """What a table is made of. ``objects``: as texts; none are known, and there is no table, where it is None."""
 
-    objects: Optional[FrozenSet[str]]
+    objects: Optional[frozenset[str]]
     settings: NetworkPolicySettings = NetworkPolicySettings()
 
 
 class _Ports(PodLinks):
     """What the kernel says of the interfaces of pods: which port of the bridge leads to an address never changes."""
 
-    def find(self, addresses: Iterable[str]) -> Dict[str, PodLink]:
+    def find(self, addresses: Iterable[str]) -> dict[str, PodLink]:
         self.ports = {(number, f"port-{name}"): False for number, name in enumerate("ab", 11)}
         return {each: PodLink(BRIDGE, 2, True, list(self.ports)[OWN.index(each)]) for each in addresses}
 
@@ -69,12 +69,12 @@ def _steady(known: Known) -> Verdicts:
     return verdicts(loaded(desired(known)))
 
 
-def changes(server: ApiServer, chosen: random.Random) -> List[Callable[[], None]]:
+def changes(server: ApiServer, chosen: random.Random) -> list[Callable[[], None]]:
     """Return the changes after which pods, policies and the namespace are in another state, in any order."""
     state: State = chosen.choice(_STATES)
     wanted = list(state.objects().values())
     kept = {key_of(item) for item in wanted}
-    found: List[Callable[[], None]] = [lambda item=item: server.put(item) for item in wanted]  # type: ignore[misc]
+    found: list[Callable[[], None]] = [lambda item=item: server.put(item) for item in wanted]  # type: ignore[misc]
     for key in sorted(server.objects):
         if key[0] in KINDS and key not in kept:
             found.append(lambda key=key: server.delete(key))  # type: ignore[misc]
@@ -89,12 +89,12 @@ class PolicyJudge:
     """
 
     def __init__(self, kernel: SimulatedKernel) -> None:
-        self.faults: List[str] = []
+        self.faults: list[str] = []
         self.judged = self.excepted = 0
         self.where: Callable[[], str] = str
         self.sync: Optional[PolicySync] = None
         self._kernel = kernel
-        self._allowed: Set[Known] = {Known(None)}
+        self._allowed: set[Known] = {Known(None)}
 
     def follow(self, sync: PolicySync) -> None:
         """Judge the syncs of a process."""
@@ -139,7 +139,7 @@ class PolicyJudge:
                 self.faults.append(f"{self.where()}: {packet}: {verdict}, expected one of {of_ends}")
         self.judged += len(SENT)
 
-    def last(self, objects: Iterable[Dict[str, Any]], settings: NetworkPolicySettings) -> List[str]:
+    def last(self, objects: Iterable[dict[str, Any]], settings: NetworkPolicySettings) -> list[str]:
         """Return how the tables differ from those of the objects."""
         wanted = desired(Known(frozenset(json.dumps(item) for item in objects if item["kind"] in KINDS), settings))
         return [f"policies, {line}" for line in described(difference(joined(self._kernel.policies), wanted))]

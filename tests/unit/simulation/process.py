@@ -11,7 +11,7 @@ import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 from unittest import mock
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent import agent as loop
@@ -108,8 +108,8 @@ class Process:
     def __init__(self, world: Any, wait: Callable[[Sequence[int], float], None]) -> None:
         self.world = world
         self.log = io.StringIO()
-        self.threads: List[Thread] = []
-        self._copies: List[Any] = []
+        self.threads: list[Thread] = []
+        self._copies: list[Any] = []
         options = AgentOptions(
             configuration=str(world.configuration), node_name="node1", state_directory=str(world.directory),
             cache=str(world.directory / "cluster.json"), control="", token="",
@@ -254,7 +254,7 @@ def replaced(world: Any) -> Any:
     def readable(families: Any) -> Monitor:
         return Monitor(kernel, set(families))
 
-    patches: Dict[Any, Dict[str, Any]] = {
+    patches: dict[Any, dict[str, Any]] = {
         node: {"set_up": set_up, "with_current_addresses": _same_addresses, "trim_memory": idle},
         other_modes: {"remove_leftovers": lambda *_all: SimpleNamespace(removed=0, draining=0)},
         stale_flows: {"delete_stale": idle, "delete_half_open": idle, "ConntrackSocket": contextlib.nullcontext},

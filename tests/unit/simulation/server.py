@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Optional
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import ApiError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.answers import WatchEvent
@@ -19,9 +19,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.errors 
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api.resource_types import ResourceType
 
-Object = Dict[str, Any]
+Object = dict[str, Any]
 #: Kind, namespace and name.
-Key = Tuple[str, str, str]
+Key = tuple[str, str, str]
 
 
 def key_of(item: Object) -> Key:
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     version: int
     type: str
     item: Object
-    state: Dict[Key, Object]
+    state: dict[Key, Object]
 
 
 class ApiServer:
@@ -58,7 +58,7 @@ class ApiServer:
         return self._history[-1].version
 
     @property
-    def objects(self) -> Dict[Key, Object]:
+    def objects(self) -> dict[Key, Object]:
         return self._history[-1].state
 
     def put(self, item: Object) -> None:
@@ -90,11 +90,11 @@ class ApiServer:
         """Forget the history up to now, as etcd does."""
         self.compacted = self.version
 
-    def at(self, version: int) -> Dict[Key, Object]:
+    def at(self, version: int) -> dict[Key, Object]:
         """Return the objects at a version."""
         return next(entry.state for entry in reversed(self._history) if entry.version <= version)
 
-    def since(self, version: int) -> List[Entry]:
+    def since(self, version: int) -> list[Entry]:
         return [entry for entry in self._history if entry.version > version]
 
     def fails(self, share: float = 1.0) -> bool:

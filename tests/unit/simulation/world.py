@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Sequence
 from unittest import mock
 
 from tests.lab.clock import Clock
@@ -52,9 +52,9 @@ class World:
         self.chosen = random.Random(seed)
         self.clock = Clock()
         self.wall = 1.8e9
-        self.trace: List[str] = []
-        self.logs: List[str] = []
-        self.last: List[str] = []
+        self.trace: list[str] = []
+        self.logs: list[str] = []
+        self.last: list[str] = []
         self.plane = Dataplane(self.chosen.choice(("", "", "legacy", "nft")))
         self.node = Node(self.chosen.choice(tuple(NETS)), self.chosen.choice(_HERE))
         self.server = ApiServer(self.chosen, self._changed)
@@ -70,7 +70,7 @@ class World:
         self.configuration = directory / "config.conf"
         self.process: Any = None
         self.starts = 0
-        self._planned: List[Planned] = []
+        self._planned: list[Planned] = []
         self._plan(events)
 
     # ---- the schedule
@@ -86,7 +86,7 @@ class World:
                 change()
         for change in policies.changes(self.server, chosen) if self.policies else ():
             change()
-        actions: Dict[Tuple[str, int], Callable[[], List[Callable[[], None]]]] = {
+        actions: dict[tuple[str, int], Callable[[], list[Callable[[], None]]]] = {
             ("a Service changes", 8): lambda: self._service_changes(chosen.randint(1, SERVICES)),
             ("endpoints change", 8): lambda: self._slice_changes(chosen.randint(1, SERVICES)),
             ("pods and policies change", 8 if self.policies else 0): lambda: policies.changes(self.server, chosen),
@@ -118,7 +118,7 @@ class World:
         self._planned.append(Planned(at + 1.0, events, "all is quiet", self._calm))
         self._planned.append(Planned(at + QUIET_SECONDS, events, "the end", self._finish))
 
-    def _base(self) -> List[Dict[str, Any]]:
+    def _base(self) -> list[dict[str, Any]]:
         net = NETS[self.node.family]
         port = {"name": "https", "port": 443, "targetPort": 6443, "protocol": "TCP"}
         address = net.cluster.format(200)
@@ -138,7 +138,7 @@ class World:
             },
         ]  # fmt: skip
 
-    def _service_changes(self, number: int) -> List[Callable[[], None]]:
+    def _service_changes(self, number: int) -> list[Callable[[], None]]:
         """Return the changes of a Service with its endpoints, in any order; it may end, or become another one."""
         traits = self.chosen.choice([None, *TRAITS, "+".join(self.chosen.sample(list(TRAITS)[1:], 2))])
         if traits is None:
@@ -151,15 +151,15 @@ class World:
         self.chosen.shuffle(changes)
         return changes
 
-    def _slice_changes(self, number: int) -> List[Callable[[], None]]:
+    def _slice_changes(self, number: int) -> list[Callable[[], None]]:
         return self._slices_become(
             number, self.chosen.choice(("cluster", "weights", "terminating", "UDP")), self.chosen.choice(_MASKS)
         )
 
-    def _slices_become(self, number: int, traits: str, mask: int) -> List[Callable[[], None]]:
+    def _slices_become(self, number: int, traits: str, mask: int) -> list[Callable[[], None]]:
         found = _slices(number, _combined(traits), mask, self.node.family)
         names = {item["metadata"]["name"] for item in found}
-        changes: List[Callable[[], None]] = [lambda item=item: self.server.put(item) for item in found]  # type: ignore[misc]
+        changes: list[Callable[[], None]] = [lambda item=item: self.server.put(item) for item in found]  # type: ignore[misc]
         for part in range(1, 4):
             name = f"s{number}-{part}"
             if name not in names:
@@ -253,7 +253,7 @@ class World:
         event.action()
         return True
 
-    def run(self) -> List[str]:
+    def run(self) -> list[str]:
         """Return what went wrong."""
         with mock.patch.multiple(
             time, monotonic=self.clock, time=lambda: self.wall + self.clock.now, sleep=self.clock.wait

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Iterable, Mapping, Optional
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import TransactionRefused
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
@@ -21,21 +21,21 @@ Traversals = Mapping[Packet, Traversal]
 Outcomes = Mapping[Packet, Any]
 
 
-def wrong(where: str, now: Outcomes, before: Outcomes, after: Outcomes) -> List[str]:
+def wrong(where: str, now: Outcomes, before: Outcomes, after: Outcomes) -> list[str]:
     """Return a line for each packet that fares otherwise than both before and after a change."""
     found = [packet for packet, fate in now.items() if fate not in (before[packet], after[packet])]
     fates = "{}: {}: {}, before {}, after {}"
     return [fates.format(where, each, *(set(one[each]) for one in (now, before, after))) for each in found]
 
 
-def described(found: Change[Any, Any]) -> List[str]:
+def described(found: Change[Any, Any]) -> list[str]:
     """Return a line for each entry in which the kernel differs from what it should hold."""
     parts = (("missing", found.added), ("wrong", found.replaced), ("left", found.removed))
     return [f"{word}: {key}" for word, part in parts for key in part]
 
 
 @cache
-def desired(state: Optional[State], node: Node) -> Dict[Key, Value]:
+def desired(state: Optional[State], node: Node) -> dict[Key, Value]:
     """Return the table of a state; None means a node without one."""
     if state is None:
         return {}
@@ -97,15 +97,15 @@ class Check(Changes[Optional[State]]):
         return crashed
 
     def applied(
-        self, where: str, held: Table, target: Dict[Key, Value], ends: Tuple[Traversals, Traversals], now: Traversals,
+        self, where: str, held: Table, target: dict[Key, Value], ends: tuple[Traversals, Traversals], now: Traversals,
         crash: int,
-    ) -> Tuple[Table, Traversals, bool]:  # fmt: skip
+    ) -> tuple[Table, Traversals, bool]:  # fmt: skip
         """Make a table the desired one, in the presence of packets that fare as ``now``.
 
         Return the table and the ways of packets in the end, and whether the process has ended before.
         """
         before, after = map(fates, ends)
-        numbers: List[int] = []
+        numbers: list[int] = []
 
         def seen(table: Table) -> None:
             nonlocal now

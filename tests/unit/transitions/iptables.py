@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import cache
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 from unittest import mock
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.chains import chain_ownership
@@ -27,8 +27,8 @@ from .check import Outcomes, wrong
 from .nftables import Crashed
 from .states import NODE, NODES, Changes, Node, Packet, State, packets, service_ports
 
-Place = Tuple[str, str]
-Held = Dict[Place, Tuple[str, ...]]
+Place = tuple[str, str]
+Held = dict[Place, tuple[str, ...]]
 
 _BUILTIN = {
     "mangle": ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"),
@@ -54,7 +54,7 @@ class Programs:
         self._left = crash
 
     def save(self, *_arguments: Any) -> str:
-        lines: List[str] = []
+        lines: list[str] = []
         for table, builtin in _BUILTIN.items():
             own = {chain: rules for (name, chain), rules in self.held.items() if name == table}
             lines += [f"*{table}", *(f":{chain} {'ACCEPT' if chain in builtin else '-'} [0:0]" for chain in own)]
@@ -72,7 +72,7 @@ class Programs:
             self._seen(self.held)
         return 0
 
-    def _after(self, table: str, lines: List[str]) -> Held:
+    def _after(self, table: str, lines: list[str]) -> Held:
         held = {place: list(rules) for place, rules in self.held.items()}
         for line in lines:
             if line.startswith(":"):
@@ -116,7 +116,7 @@ class Programs:
 class _KnownRules(Tracer):
     """A tracer that parses each rule once."""
 
-    _known: Dict[str, Any] = {}
+    _known: dict[str, Any] = {}
 
     def _rule(self, text: str) -> Any:
         if text not in self._known:
@@ -200,9 +200,9 @@ class Check(Changes[Optional[State]]):
             self.faults.append(f"{old} back to {new}: not as saved")
 
     def _applied(
-        self, where: str, held: Held, wanted: Mapping[Any, Any], ends: Tuple[Outcomes, Outcomes], crash: int,
+        self, where: str, held: Held, wanted: Mapping[Any, Any], ends: tuple[Outcomes, Outcomes], crash: int,
         saved_state: bool = False,
-    ) -> Tuple[Held, Outcomes, bool]:  # fmt: skip
+    ) -> tuple[Held, Outcomes, bool]:  # fmt: skip
         now, crashed, number = ends[0], False, 0
 
         def seen(after: Held) -> None:

@@ -11,7 +11,7 @@ import re
 import socket
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Type, cast
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence, cast
 from unittest import mock
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import unpacked
@@ -56,7 +56,7 @@ from .nftables import Crashed, Simulated, Table
 from .states import Node
 
 #: Those of ipvs mode by the filter backend.
-MODES: Dict[str, Mode] = {
+MODES: dict[str, Mode] = {
     "iptables": IPVS_MODE,
     "nftables": IPVS_WITH_NFTABLES,
     "iptables mode": IPTABLES_MODE,
@@ -89,7 +89,7 @@ class Contents(NamedTuple):
     services: Table = Table({})
 
 
-def _with(table: Mapping[Any, Any], key: Any, value: Any) -> Dict[Any, Any]:
+def _with(table: Mapping[Any, Any], key: Any, value: Any) -> dict[Any, Any]:
     """Return a table with another value of a key, None without the key."""
     rest = {other: kept for other, kept in table.items() if other != key or value is not None}
     return rest if value is None else {**rest, key: value}
@@ -119,7 +119,7 @@ class Kernel:
         self.steps = 0
         self.stopped = False
         #: The number of connections of each real server.
-        self.connections: Dict[RealServerKey, int] = {}
+        self.connections: dict[RealServerKey, int] = {}
         #: Called with the name of a part, what it was sent, and what of that was refused.
         self.mirror: Callable[[str, Any, Sequence[MessageError]], None] = lambda *_words: None
         self._seen, self._stop, self._refuses = seen, stop, refuses
@@ -156,7 +156,7 @@ class Kernel:
     def handles(self) -> Any:
         """Return this kernel in place of the sockets of a convergence."""
 
-        def table(kind: Type[_Table], part: str, family: str) -> Any:
+        def table(kind: type[_Table], part: str, family: str) -> Any:
             simulated = kind(family, self.most_elements if part == "services" else MOST_ELEMENTS)
             simulated.kernel = self
             simulated.held = getattr(self.held, part) if family == self.family else Table({})
@@ -187,7 +187,7 @@ class Kernel:
     def used(self) -> Iterator[None]:
         """Let resources use this kernel."""
 
-        def addresses(_socket: Any, family: int) -> List[Any]:
+        def addresses(_socket: Any, family: int) -> list[Any]:
             return [
                 SimpleNamespace(packed=packed, interface=_DEVICE, family="IPv6" if ":" in address else "IPv4")
                 for address in self.held.addresses
@@ -195,10 +195,10 @@ class Kernel:
                 for packed in [socket.inet_pton(family, address)]
             ]
 
-        def used(family: str) -> Dict[RealServerKey, int]:
+        def used(family: str) -> dict[RealServerKey, int]:
             return self.counted() if family == self.family else {}
 
-        def no_stages(*_arguments: Any) -> List[Stage]:
+        def no_stages(*_arguments: Any) -> list[Stage]:
             return []
 
         device = mock.patch.multiple(links, find_link=lambda *_: links.Link(_DEVICE, ""), each_address=addresses)
@@ -217,7 +217,7 @@ class Kernel:
         with device, self.programs.used(), made, kept, listed, beside, listeners:
             yield
 
-    def counted(self) -> Dict[RealServerKey, int]:
+    def counted(self) -> dict[RealServerKey, int]:
         """Return the number of connections of each real server that has any."""
         return {key: count for key, count in self.connections.items() if key in self.held.real_servers}
 
@@ -228,7 +228,7 @@ class _Table(Simulated):
     kernel: Kernel
     parts = Resource.parts
 
-    def _send(self, labelled: List[Labelled]) -> None:
+    def _send(self, labelled: list[Labelled]) -> None:
         super()._send(labelled)
         self.kernel.mirror("table", labelled, ())
 
@@ -253,7 +253,7 @@ class _Programs(Programs):
         self._kernel.mirror("chains", text, ())
         return 0
 
-    def _after(self, table: str, lines: List[str]) -> Chains:
+    def _after(self, table: str, lines: list[str]) -> Chains:
         held = super()._after(table, lines)
         missing = _named(held) - self._kernel.held.sets.keys()
         if missing:
@@ -279,7 +279,7 @@ class _Ipvs(IpvsSocket):
     def _check_family(self, errors: Any) -> None:
         return None
 
-    def virtual_servers(self, family: str, marks: bool = False) -> Dict[VirtualServerKey, VirtualServer]:
+    def virtual_servers(self, family: str, marks: bool = False) -> dict[VirtualServerKey, VirtualServer]:
         return dict(self._kernel.held.servers) if family == self._kernel.family else {}
 
     def real_servers(self, family: str, marks: bool = False) -> messages.RealServerTable:
@@ -333,10 +333,10 @@ class _Ipset(IpsetSocket):
         self.protocol = ipset_messages.NEWEST_PROTOCOL
         self.netlink = SimpleNamespace(transact=self._transact)  # type: ignore[assignment]
 
-    def headers(self) -> Dict[str, SetDefinition]:
+    def headers(self) -> dict[str, SetDefinition]:
         return dict(self._kernel.held.sets)
 
-    def elements(self, name: str) -> List[str]:
+    def elements(self, name: str) -> list[str]:
         return [key.element for key in self._kernel.held.elements if key.set == name]
 
     def _revision(self, definition: SetDefinition) -> int:
@@ -367,7 +367,7 @@ class _Ipset(IpsetSocket):
             self._kernel.step(elements=_with(self._kernel.held.elements, SetElementKey(name, element), added or None))
 
 
-def stages(kernel: Kernel, node: Node, mode: str, desired: Tables, variant: str = "legacy") -> List[Stage]:
+def stages(kernel: Kernel, node: Node, mode: str, desired: Tables, variant: str = "legacy") -> list[Stage]:
     """Return the stages of a mode with these tables."""
     settings = SimpleNamespace(ipvs=SimpleNamespace(tcp_timeout=0, tcp_fin_timeout=0, udp_timeout=0))
     context = context_of(node, variant)
@@ -380,13 +380,13 @@ def context_of(node: Node, variant: str) -> FamilyContext:
     return FamilyContext(node.settings(), NodeContext(node.family, "node1"), variant_of(node.family, variant))
 
 
-def leaving(kernel: Kernel, mode: str) -> List[Stage]:
+def leaving(kernel: Kernel, mode: str) -> list[Stage]:
     """Return the stages with which a node leaves the modes that it had before."""
     handles = kernel.handles()
     return removal.leaving_stages(MODES[mode], handles) if mode else removal.server_removal_stages(handles)
 
 
-def leftovers(kernel: Kernel, node: Node, mode: str, variant: str) -> List[Stage]:
+def leftovers(kernel: Kernel, node: Node, mode: str, variant: str) -> list[Stage]:
     """Return the stages that remove what other modes have left, or everything without a mode."""
     handles, contexts = kernel.handles(), [context_of(node, variant)]
     if mode:

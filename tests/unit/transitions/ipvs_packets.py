@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from functools import cache, lru_cache, partial
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 from unittest import mock
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
@@ -25,7 +25,7 @@ from .nftables import Crashed, Object
 from .states import NETS, NODE, NODES, Changes, Node, Packet, State, packets, service_ports
 from .traversal import Traversal, Walk, Way, packed
 
-Outcomes = Mapping[Packet, FrozenSet[Any]]
+Outcomes = Mapping[Packet, frozenset[Any]]
 _OWN_PODS = {ipaddress.ip_address(pod).packed for net in NETS.values() for pod in (net.pods[0], net.pods[2])}
 #: The tables of iptables by hook, with their priorities.
 _PLACES = {
@@ -79,7 +79,7 @@ class Arrival(Traversal):
         self.read |= {_of_services(each) for each in self._services.read} | chains.read
         self.read.add(_object(packed(packet.destination)))
 
-    def _rest(self, verdict: str, way: Way, hooks: List[str]) -> Iterator[Any]:
+    def _rest(self, verdict: str, way: Way, hooks: list[str]) -> Iterator[Any]:
         if verdict in self.ends or hooks:
             yield from super()._rest(verdict, way, hooks)
         elif self._server is None and way.address in self.local:
@@ -103,7 +103,7 @@ class Arrival(Traversal):
     def _text(address: bytes) -> str:
         return str(ipaddress.ip_address(address))
 
-    def _real_servers(self) -> List[Any]:
+    def _real_servers(self) -> list[Any]:
         servers = self._state.real_servers.items()
         return [key for key, value in servers if key.server == self._server and value.weight]
 
@@ -123,7 +123,7 @@ class Arrival(Traversal):
             if not (behind and name == "output" and kind == "nat"):
                 yield partial(self._in, chain, table, name if kind == "nat" else "")
 
-    def _in(self, chain: str, table: str, translating: str, way: Way) -> Set[Tuple[str, Way]]:
+    def _in(self, chain: str, table: str, translating: str, way: Way) -> set[tuple[str, Way]]:
         """Return verdicts of a chain. ``translating``: its hook, if it translates addresses, which happens once."""
         if translating and (way.masqueraded if translating in ("postrouting", "input") else way.redirected):
             return {("accept", way)}
@@ -150,7 +150,7 @@ class Arrival(Traversal):
         exists, self._server = self._server in self._state.servers, None
         return found if exists else "accept"
 
-    def _nat(self, part: Any, way: Way, registers: bytes) -> List[Any]:
+    def _nat(self, part: Any, way: Way, registers: bytes) -> list[Any]:
         if part.get(5, None) is not None:
             return super()._nat(part, way, registers)
         return [("accept", way._replace(redirected=True), registers)]
@@ -167,11 +167,11 @@ def _way(state: Any) -> Way:
 
 
 @cache
-def _tracer(held: Tuple[Any, ...], local: Tuple[str, ...]) -> Tracer:
+def _tracer(held: tuple[Any, ...], local: tuple[str, ...]) -> Tracer:
     return Tracer({ChainKey(*place): rules for place, rules in held}, (*NODES, *local))
 
 
-def arrivals(state: Contents, of: Iterable[Packet], first: str = "nftables") -> Dict[Packet, Arrival]:
+def arrivals(state: Contents, of: Iterable[Packet], first: str = "nftables") -> dict[Packet, Arrival]:
     """Return the ways of packets. ``first``: see :class:`Arrival`."""
     chains = _tracer(tuple(sorted(state.chains.items())), tuple(sorted(state.addresses)))
     names = {key.set for key in state.elements}
@@ -180,10 +180,10 @@ def arrivals(state: Contents, of: Iterable[Packet], first: str = "nftables") -> 
 
 
 def arrivals_after(
-    state: Contents, earlier: Contents, ways: Dict[Packet, Arrival], first: str = "nftables"
-) -> Dict[Packet, Arrival]:
+    state: Contents, earlier: Contents, ways: dict[Packet, Arrival], first: str = "nftables"
+) -> dict[Packet, Arrival]:
     """Return the ways of packets after a step."""
-    changed: Set[Object] = {("rules", *place) for place, _rules in state.chains.items() ^ earlier.chains.items()}
+    changed: set[Object] = {("rules", *place) for place, _rules in state.chains.items() ^ earlier.chains.items()}
     elements = state.elements.keys() ^ earlier.elements.keys()
     changed |= {("set", key.set, ",".join(key.element.split(",")[:2])) for key in elements}
     changed |= set(state.table.changed if state.table is not earlier.table else ())
@@ -201,9 +201,9 @@ def fates(ways: Mapping[Packet, Arrival]) -> Outcomes:
 
 
 def wrong(
-    where: str, now: Outcomes, ends: Tuple[Outcomes, Outcomes], states: Tuple[Contents, Contents], leaves: bool = False,
+    where: str, now: Outcomes, ends: tuple[Outcomes, Outcomes], states: tuple[Contents, Contents], leaves: bool = False,
     refused: bool = False,
-) -> List[str]:  # fmt: skip
+) -> list[str]:  # fmt: skip
     """Return a line for each packet that fares otherwise than docs/architecture.md says.
 
     ``ends``: the outcomes in the states before and after the change. ``leaves``: ipvs mode begins or ends, so that
@@ -234,7 +234,7 @@ def wrong(
     return faults
 
 
-def _served(outcomes: FrozenSet[Any]) -> bool:
+def _served(outcomes: frozenset[Any]) -> bool:
     return all(isinstance(fate, Way) and fate.port == 8080 for fate in outcomes)
 
 
@@ -260,8 +260,8 @@ class Check(Changes[Optional[State]]):
         self, mode: str, node: Node = NODE, connected: bool = False, refuses: bool = False, filling: State = (),
         to_mode: Optional[str] = None, sources: bool = True, portion: int = 0, most_elements: int = MOST_ELEMENTS,
         first: str = "nftables",
-        prepare: Callable[[List[PlannedChange]], List[PlannedChange]] = lambda planned: planned,
-        order: Callable[[List[Callable[[], None]]], List[Callable[[], None]]] = lambda steps: steps,
+        prepare: Callable[[list[PlannedChange]], list[PlannedChange]] = lambda planned: planned,
+        order: Callable[[list[Callable[[], None]]], list[Callable[[], None]]] = lambda steps: steps,
     ) -> None:  # fmt: skip
         super().__init__()
         self.mode, self.node, self._filling = mode, node, filling
@@ -290,7 +290,7 @@ class Check(Changes[Optional[State]]):
 
     def _steady_of(
         self, state: Optional[State], node: Node, mode: str, services: int
-    ) -> Tuple[Contents, Dict[Packet, Arrival]]:
+    ) -> tuple[Contents, dict[Packet, Arrival]]:
         """Return what the kernel holds that serves a state, and the ways of packets then."""
         held = self.loaded(state, node, mode)
         return held, arrivals(held, packets(services, self.node.family), self._first)

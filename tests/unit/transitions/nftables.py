@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Union
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import (
     attribute_text,
@@ -52,7 +52,7 @@ def target_of(verdict: Any) -> str:
 
 #: A chain or an element: kind, name, and the key of an element, which is text in iptables and ipsets. ``HOOKS``: which
 #: chains have one.
-Object = Tuple[str, str, Union[bytes, str]]
+Object = tuple[str, str, Union[bytes, str]]
 HOOKS: Object = ("hooks", "", b"")
 
 
@@ -66,10 +66,10 @@ class Table:
     def __init__(self, desired: Mapping[Key, Value]) -> None:
         #: The key of the table itself; None while there is none.
         self.key: Optional[Key] = next((key for key in desired if key.kind == "table"), None)
-        self.sets: Dict[str, SetValue] = {}
-        self.chains: Dict[str, ChainValue] = {}
-        self.elements: Dict[str, Dict[bytes, Any]] = {}
-        self.changed: Set[Object] = set()
+        self.sets: dict[str, SetValue] = {}
+        self.chains: dict[str, ChainValue] = {}
+        self.elements: dict[str, dict[bytes, Any]] = {}
+        self.changed: set[Object] = set()
         for key, value in desired.items():
             if isinstance(value, SetValue):
                 self.sets[key.name] = value
@@ -83,16 +83,16 @@ class Table:
             elif isinstance(key, ElementKey):
                 self.elements[key.name][key.key] = value
 
-    def observed(self) -> Dict[Key, Value]:
+    def observed(self) -> dict[Key, Value]:
         """Return what is read from the kernel."""
         if self.key is None:
             return {}
-        found: Dict[Key, Value] = {self.key: TableValue()}
+        found: dict[Key, Value] = {self.key: TableValue()}
         found.update({ObjectKey("chain", name): value for name, value in self.chains.items()})
         named = {name: value for name, value in self.sets.items() if not value.flags & SET_ANONYMOUS}
         for name, value in named.items():
             found[ObjectKey("set", name)] = value
-            lists: Dict[bytes, Dict[int, bytes]] = {}
+            lists: dict[bytes, dict[int, bytes]] = {}
             for key, data in self.elements[name].items():
                 if value.is_list:
                     lists.setdefault(key[:-4], {})[index_of(key[-4:])] = data
@@ -117,7 +117,7 @@ class Table:
             table._apply(kind, parse_attributes(memoryview(payload), 4, len(payload)), labelled.label)
         return table
 
-    def _apply(self, kind: int, found: Dict[int, memoryview], label: str) -> None:
+    def _apply(self, kind: int, found: dict[int, memoryview], label: str) -> None:
         of_chain = kind in (m.NEW_CHAIN, m.DELETE_CHAIN)
         of_table = kind in (m.NEW_TABLE, m.DELETE_TABLE)
         name = attribute_text(found[1 if of_table else 3 if of_chain else 2])
@@ -133,7 +133,7 @@ class Table:
             self._expect(self.key is not None, label)
             self._apply_to_object(kind, name, found, label)
 
-    def _apply_to_object(self, kind: int, name: str, found: Dict[int, memoryview], label: str) -> None:
+    def _apply_to_object(self, kind: int, name: str, found: dict[int, memoryview], label: str) -> None:
         if kind == m.NEW_SET:
             self._expect(name not in self.sets, label)
             self.sets[name], self.elements[name] = parse_set(found), {}
@@ -158,21 +158,21 @@ class Table:
             self._expect(name in self.sets, label)
             self._change_elements(kind == m.NEW_ELEMENT, name, self._parsed(name, found[3]), label)
 
-    def _add_rule(self, name: str, found: Dict[int, memoryview], label: str) -> None:
+    def _add_rule(self, name: str, found: dict[int, memoryview], label: str) -> None:
         parts = tuple(parse_expression(part) for _kind, part in each_attribute(found[4], 0, len(found[4])))
         rule = Rule(parts, rule_comment(found, 7))
         self._expect(name in self.chains and set(_sets_of([rule])) <= self.sets.keys(), label)
         self._expect(set(_chains_of([rule])) <= self.chains.keys(), label)
         self.chains[name] = self.chains[name]._replace(rules=(*self.chains[name].rules, rule))
 
-    def _parsed(self, name: str, encoded: memoryview) -> Dict[bytes, Any]:
+    def _parsed(self, name: str, encoded: memoryview) -> dict[bytes, Any]:
         """Return encoded elements; a range is its first key and its last."""
         if not self.sets[name].is_interval:
             return parse_elements([bytes(encoded)])
         elements = (raw for _number, raw in each_attribute(encoded, 0, len(encoded)))
         return ranges(elements, bool(self.sets[name].flags & SET_CONCAT))
 
-    def _change_elements(self, added: bool, name: str, changed: Dict[bytes, Any], label: str) -> None:
+    def _change_elements(self, added: bool, name: str, changed: dict[bytes, Any], label: str) -> None:
         for key, data in changed.items():
             self._expect((key in self.elements[name]) != added, label)
             self.changed.add(("element", name, key))
@@ -182,10 +182,10 @@ class Table:
             else:
                 del self.elements[name][key]
 
-    def _used_sets(self) -> Set[str]:
+    def _used_sets(self) -> set[str]:
         return {name for chain in self.chains.values() for name in _sets_of(chain.rules)}
 
-    def _used_chains(self) -> Set[str]:
+    def _used_chains(self) -> set[str]:
         used = {name for chain in self.chains.values() for name in _chains_of(chain.rules)}
         return used | {target_of(data) for found in self.elements.values() for data in found.values()}
 
@@ -213,10 +213,10 @@ class _Held:
     def hooks(self) -> None:
         return None
 
-    def chains(self, _hooks: None) -> Dict[Key, Value]:
+    def chains(self, _hooks: None) -> dict[Key, Value]:
         return {key: value for key, value in self._table.observed().items() if key.kind == "chain"}
 
-    def contents(self, name: str) -> Dict[Key, Value]:
+    def contents(self, name: str) -> dict[Key, Value]:
         found = self._table.observed().items()
         return {key: value for key, value in found if isinstance(key, ElementKey) and key.name == name}
 
@@ -252,7 +252,7 @@ class Simulated(NftablesResource):
     steps = Steps(-1)
     seen: Callable[[Table], None] = staticmethod(lambda _table: None)
 
-    def observe(self) -> Dict[Key, Value]:
+    def observe(self) -> dict[Key, Value]:
         return self.held.observed()
 
     def exists(self) -> bool:
@@ -264,7 +264,7 @@ class Simulated(NftablesResource):
     def _reader(self) -> Any:
         return _Held(self.held)
 
-    def _send(self, labelled: List[Labelled]) -> None:
+    def _send(self, labelled: list[Labelled]) -> None:
         self.steps.begin()
         self.held = self.held.after(labelled, self.old_kernel)
         self.seen(self.held)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 from unittest import mock
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import KernelError
@@ -39,9 +39,9 @@ from tests.netpol.oracle import Packet
 from .nftables import Crashed, Simulated, Steps, Table
 from .states import Changes
 
-Objects = Dict[Tuple[str, str, str], Dict[str, Any]]
+Objects = dict[tuple[str, str, str], dict[str, Any]]
 #: Tables of policies and of the ports of bridges.
-Tables = Tuple[Table, Table]
+Tables = tuple[Table, Table]
 
 NODE, BRIDGE = "172.18.0.2", "cni0"
 #: Addresses of pods on the node, of pods on another node, and outside the cluster.
@@ -62,7 +62,7 @@ class PodAt(NamedTuple):
 _PEER = PodAt("peer", PEERS[0], "peer")
 _THIRD = PodAt("third", "10.244.3.11", "peer")
 #: Pods, of which those with an address in OWN are on the node.
-PODS: Dict[str, Tuple[PodAt, ...]] = {
+PODS: dict[str, tuple[PodAt, ...]] = {
     "none": (_PEER, _THIRD),
     "one": (PodAt("a", OWN[0]), _PEER, _THIRD),
     "moved": (PodAt("a", OWN[1]), _PEER, _THIRD),
@@ -81,15 +81,15 @@ _PODS_LIKE = {"podSelector": {"matchLabels": {"app": "peer"}}}
 _TEAM = {"namespaceSelector": {"matchLabels": {"team": "red"}}}
 
 
-def _both(*rules: Dict[str, Any]) -> Dict[str, Any]:
+def _both(*rules: dict[str, Any]) -> dict[str, Any]:
     """Return a spec that allows rules in both directions."""
-    spec: Dict[str, Any] = {"policyTypes": ["Ingress", "Egress"]}
+    spec: dict[str, Any] = {"policyTypes": ["Ingress", "Egress"]}
     for direction, peers in (("ingress", "from"), ("egress", "to")):
         spec[direction] = [{peers if key == "peers" else key: value for key, value in rule.items()} for rule in rules]
     return spec
 
 
-def _cluster(tier: str, action: str) -> Dict[str, Any]:
+def _cluster(tier: str, action: str) -> dict[str, Any]:
     subject = {"pods": {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "web"}}}}
     peers = {"pods": {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "peer"}}}}
     ports = [{"tcp": {"destinationPort": {"number": 8080}}}]
@@ -99,7 +99,7 @@ def _cluster(tier: str, action: str) -> Dict[str, Any]:
 
 _ALONE = {"ports": [{"port": 8080}]}
 #: The policies by their names; those with a tier are ClusterNetworkPolicies.
-POLICIES: Dict[str, Tuple[Dict[str, Any], ...]] = {
+POLICIES: dict[str, tuple[dict[str, Any], ...]] = {
     "none": (),
     "isolated in": ({"policyTypes": ["Ingress"]},),
     "isolated out": ({"policyTypes": ["Egress"]},),
@@ -128,7 +128,7 @@ class State(NamedTuple):
 
     def objects(self) -> Objects:
         labels = {} if self.namespace == "plain" else {"team": "red"}
-        metadata: Dict[str, Any] = {"name": "ns", "labels": labels}
+        metadata: dict[str, Any] = {"name": "ns", "labels": labels}
         if self.namespace == "terminating":
             metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
         found = [{"kind": "Namespace", "metadata": metadata}, *map(_pod, PODS[self.pods])]
@@ -136,7 +136,7 @@ class State(NamedTuple):
         return {(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each for each in found}
 
 
-def _pod(pod: PodAt) -> Dict[str, Any]:
+def _pod(pod: PodAt) -> dict[str, Any]:
     node = "node1" if pod.address in OWN else "node2"
     ports = [{"name": "http", "containerPort": pod.http}]
     return {
@@ -147,7 +147,7 @@ def _pod(pod: PodAt) -> Dict[str, Any]:
     }
 
 
-def _policies(specs: Sequence[Mapping[str, Any]]) -> Iterator[Dict[str, Any]]:
+def _policies(specs: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for number, spec in enumerate(specs):
         kind = "ClusterNetworkPolicy" if "tier" in spec else "NetworkPolicy"
         metadata = {"name": f"p{number}", **({} if "tier" in spec else {"namespace": "ns"})}
@@ -155,14 +155,14 @@ def _policies(specs: Sequence[Mapping[str, Any]]) -> Iterator[Dict[str, Any]]:
         yield {"kind": kind, "metadata": metadata, "spec": whole}
 
 
-Changed = Tuple[State, State]
+Changed = tuple[State, State]
 
 
-def states() -> List[State]:
+def states() -> list[State]:
     return [State(*each) for each in itertools.product(PODS, POLICIES, NAMESPACES)]
 
 
-def neighbours() -> List[Changed]:
+def neighbours() -> list[Changed]:
     """Return every change of pods alone, of policies alone, and of the namespace alone."""
     found = states()
     return [
@@ -172,7 +172,7 @@ def neighbours() -> List[Changed]:
     ]
 
 
-def any_changes(seed: int, count: int) -> List[Changed]:
+def any_changes(seed: int, count: int) -> list[Changed]:
     """Return random changes of everything at once."""
     chosen, found = random.Random(seed), states()
     return [(chosen.choice(found), chosen.choice(found)) for _each in range(count)]
@@ -187,9 +187,9 @@ class Sent(NamedTuple):
     routed_back: bool
 
 
-def sent() -> List[Sent]:
+def sent() -> list[Sent]:
     """Return packets of pods with every address of the node's pods, of others, of clients and the node."""
-    found: List[Sent] = []
+    found: list[Sent] = []
     goals = [("tcp", 8080), ("tcp", 9090), ("tcp", 80), ("udp", 53), ("icmp", 0)]
     for protocol, port in goals:
         for source in (*OWN, *PEERS, *OUTSIDE):
@@ -207,7 +207,7 @@ def sent() -> List[Sent]:
 
 SENT = sent()
 #: For each packet, whether it is passed on.
-Verdicts = List[bool]
+Verdicts = list[bool]
 
 
 def verdicts(tables: Tables) -> Verdicts:
@@ -227,7 +227,7 @@ class _Links(PodLinks):
         super().__init__()
         self._of = of
 
-    def find(self, addresses: Iterable[str]) -> Dict[str, PodLink]:
+    def find(self, addresses: Iterable[str]) -> dict[str, PodLink]:
         of = self._of()
         self.ports = {(number, f"port-{name}"): False for number, name in enumerate("ab", 11)}
         return {each: PodLink(BRIDGE, 2, True, ("_ab".index(of[each]) + 10, f"port-{of[each]}")) for each in addresses}
@@ -257,7 +257,7 @@ class Agent:
             convergence.find_links(self.policy, self.settings, self._links)
 
     @property
-    def desired(self) -> Dict[Key, Value]:
+    def desired(self) -> dict[Key, Value]:
         return desired_table(self.policy.table.rows, convergence.policy_options(self.settings))
 
     def changes(self, objects: Objects) -> Iterator[Change[Key, Value]]:
@@ -293,10 +293,10 @@ class Kernel(Simulated, PolicyTableResource):
     def tables(self) -> Tables:
         return self.held, self._ports.held
 
-    def observe(self) -> Dict[Key, Value]:
+    def observe(self) -> dict[Key, Value]:
         return joined(self.tables)
 
-    def _send(self, labelled: List[Labelled]) -> None:
+    def _send(self, labelled: list[Labelled]) -> None:
         self.steps.begin()
         numbers = (FAMILY_NUMBERS[family] for family in ("inet", "bridge"))
         # The first byte of a message is the family of its table.
@@ -305,14 +305,14 @@ class Kernel(Simulated, PolicyTableResource):
         self._both_seen(self.tables)
 
 
-def joined(tables: Tables) -> Dict[Key, Value]:
+def joined(tables: Tables) -> dict[Key, Value]:
     """Return both tables as one."""
     policies, ports = (table.observed() for table in tables)
     return {**policies, **{bridge_keys.prefixed(key): value for key, value in ports.items()}}
 
 
 def loaded(desired: Mapping[Key, Value]) -> Tables:
-    parts: List[Dict[Key, Value]] = [{}, {}]
+    parts: list[dict[Key, Value]] = [{}, {}]
     for key, value in desired.items():
         bridged = bridge_keys.is_bridged(key)
         parts[bridged][bridge_keys.plain(key) if bridged else key] = value
@@ -338,7 +338,7 @@ class Check(Changes[State]):
         self.portion = portion
         self.prepare = prepare
         self.packets = self.late = 0
-        self._known: Dict[Any, Verdicts] = {}
+        self._known: dict[Any, Verdicts] = {}
 
     def change(self, old: State, new: State, crash: int = -1, to: Optional[NetworkPolicySettings] = None) -> bool:
         """Make a change; return whether the process has ended after ``crash`` transactions and another continued.
@@ -379,7 +379,7 @@ class Check(Changes[State]):
     def _made(
         self, where: str, held: Tables, change: Optional[Change[Key, Value]], desired: Mapping[Key, Value],
         ends: Sequence[Verdicts], crash: int = -1,
-    ) -> Tuple[Tables, bool]:  # fmt: skip
+    ) -> tuple[Tables, bool]:  # fmt: skip
         """Make a change, None for the difference to ``desired``; return the tables, and whether the process ended."""
 
         def seen(tables: Tables) -> None:

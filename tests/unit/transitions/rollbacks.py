@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Iterator, Optional
 from unittest import mock
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.stages.chains import chain_ownership
@@ -33,10 +33,10 @@ from .nftables import HOOKS, Table
 from .states import Node, State
 
 
-def raw_table(table: Table) -> Dict[Any, Any]:
+def raw_table(table: Table) -> dict[Any, Any]:
     """Return a table object by object, as a saved state has it; elements are pairs in place of bytes."""
-    found: Dict[Any, Any] = {}
-    elements: Dict[str, List[Any]] = {}
+    found: dict[Any, Any] = {}
+    elements: dict[str, list[Any]] = {}
     for key, value in table.observed().items():
         if isinstance(key, ElementKey):
             elements.setdefault(key.name, []).append((key, value))
@@ -48,9 +48,9 @@ def raw_table(table: Table) -> Dict[Any, Any]:
     return found
 
 
-def table_of(raw: Dict[Any, Any]) -> Table:
+def table_of(raw: dict[Any, Any]) -> Table:
     """Return the table that these objects make."""
-    found: Dict[Any, Any] = {}
+    found: dict[Any, Any] = {}
     for key, value in raw.items():
         found[key] = value.definition if isinstance(value, RawSet) else value
         found.update(value.elements if isinstance(value, RawSet) else ())
@@ -66,7 +66,7 @@ class RawTable(Resource[Any, Any]):
     def __init__(self, kernel: Kernel, part: str, family: str) -> None:
         self.family, self._kernel, self._part = family, kernel, part
 
-    def observe(self) -> Dict[Any, Any]:
+    def observe(self) -> dict[Any, Any]:
         return raw_table(getattr(self._kernel.held, self._part)) if self.family == self._kernel.family else {}
 
     def apply(self, change: Change[Any, Any]) -> None:
@@ -78,7 +78,7 @@ class RawTable(Resource[Any, Any]):
             made.changed |= {("element", name, key) for name, elements in table.elements.items() for key in elements}
         self._kernel.step(**{self._part: made})
 
-    def describe(self, key: Any, value: Any) -> List[str]:
+    def describe(self, key: Any, value: Any) -> list[str]:
         return [str(key)]
 
 
@@ -135,7 +135,7 @@ class Rollback(Check):
         def unread(*_arguments: Any) -> Any:
             return nothing
 
-        def chains(states: Any) -> List[SavedChainsResource]:
+        def chains(states: Any) -> list[SavedChainsResource]:
             return [chains_of(node, self._variant, each) for each in states]
 
         with mock.patch.multiple(

@@ -9,7 +9,7 @@ import itertools
 import random
 from abc import ABC, abstractmethod
 from functools import cache
-from typing import Any, Dict, FrozenSet, Generic, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Generic, Iterable, NamedTuple, Optional, Sequence, TypeVar
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS
@@ -25,8 +25,8 @@ class Net(NamedTuple):
     """
 
     node: str
-    pods: Tuple[str, ...]
-    clients: Tuple[str, ...]
+    pods: tuple[str, ...]
+    clients: tuple[str, ...]
     narrow: str
     wide: str
     cluster: str
@@ -53,12 +53,12 @@ NODES = tuple(net.node for net in NETS.values())
 class Trait(NamedTuple):
     """What distinguishes a Service. ``kind``: its type; ``weights``: those of its endpoints differ."""
 
-    spec: Dict[str, Any] = {}
+    spec: dict[str, Any] = {}
     kind: str = "ClusterIP"
     external: bool = False
     port: int = 80
     protocol: str = "TCP"
-    metadata: Dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     weights: bool = False
     terminating: bool = False
 
@@ -66,7 +66,7 @@ class Trait(NamedTuple):
 _LOCAL = {"externalTrafficPolicy": "Local"}
 _AFFINITY = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 60}}}
 _NODE_LOCAL = {"labels": {"kubenode.proxy/node-local": "true"}}
-TRAITS: Dict[str, Trait] = {
+TRAITS: dict[str, Trait] = {
     "cluster": Trait(),
     "node port": Trait(kind="NodePort"),
     "external IP": Trait(external=True),
@@ -107,7 +107,7 @@ def _combined(traits: str) -> Trait:
 RANGES = ("narrow", "wide", "allowed")
 
 
-def ranges_of(one: Any) -> FrozenSet[str]:
+def ranges_of(one: Any) -> frozenset[str]:
     """Return the source ranges of a state of one Service."""
     return frozenset(trait for trait in RANGES if one and trait in one[0])
 
@@ -115,8 +115,8 @@ def ranges_of(one: Any) -> FrozenSet[str]:
 PAIRS = ["+".join(pair) for pair in itertools.combinations(list(TRAITS)[1:], 2)]
 
 #: The traits of a Service and its endpoints as a bit mask; None without the Service.
-One = Optional[Tuple[str, int]]
-State = Tuple[One, ...]
+One = Optional[tuple[str, int]]
+State = tuple[One, ...]
 
 
 class Node(NamedTuple):
@@ -124,7 +124,7 @@ class Node(NamedTuple):
 
     family: str = "IPv4"
     behaviour: str = "kube-proxy"
-    changes: Tuple[Tuple[str, Any], ...] = ()
+    changes: tuple[tuple[str, Any], ...] = ()
 
     def settings(self, **changes: Any) -> DataplaneSettings:
         behaviour = BEHAVIOURS[self.behaviour]
@@ -135,26 +135,26 @@ NODE = Node()
 VARIETIES = [Node(family, behaviour) for family in NETS for behaviour in BEHAVIOURS]
 
 
-def ones(masks: Sequence[int] = (0, 1, 2, 3, 5), traits: Sequence[str] = tuple(TRAITS)) -> List[One]:
+def ones(masks: Sequence[int] = (0, 1, 2, 3, 5), traits: Sequence[str] = tuple(TRAITS)) -> list[One]:
     """Return the states of one Service with these endpoints."""
     return [None, *itertools.product(traits, masks)]
 
 
-Change = Tuple[State, State]
+Change = tuple[State, State]
 AnyState = TypeVar("AnyState")
 
 
-def all_changes() -> List[Change]:
+def all_changes() -> list[Change]:
     """Return every change of one Service with one trait."""
     return [((old,), (new,)) for old, new in itertools.permutations(ones(), 2)]
 
 
-def sample(count: int) -> List[Change]:
+def sample(count: int) -> list[Change]:
     """Return some changes of one Service, always the same."""
     return random.Random(count).sample(all_changes(), count)
 
 
-def pair_changes(seed: int, count: int) -> List[Change]:
+def pair_changes(seed: int, count: int) -> list[Change]:
     """Return changes of one Service with two traits: the first for each pair of traits, then others."""
     chosen, others = random.Random(seed), ones(traits=PAIRS)
     first = [((one, chosen.choice((0, 1, 2, 3, 5))),) for one in PAIRS]
@@ -162,7 +162,7 @@ def pair_changes(seed: int, count: int) -> List[Change]:
     return [(old, (chosen.choice(others),)) for old in chosen.sample(olds, min(count, len(olds)))]
 
 
-def random_changes(seed: int, count: int, services: int) -> List[Change]:
+def random_changes(seed: int, count: int, services: int) -> list[Change]:
     """Return changes of several Services at once, among them changes of endpoints alone."""
     chosen, few = random.Random(seed), [None, *ones(traits=[*TRAITS, *PAIRS])]
     olds = [tuple(chosen.choices(few, k=services)) for _each in range(count)]
@@ -184,9 +184,9 @@ def _filled(value: Any, net: Net) -> Any:
     return {"narrow": net.narrow, "wide": net.wide}.get(value, value)
 
 
-def _service(number: int, trait: Trait, family: str) -> Dict[str, Any]:
+def _service(number: int, trait: Trait, family: str) -> dict[str, Any]:
     net = NETS[family]
-    port: Dict[str, Any] = {"name": "p", "port": trait.port, "targetPort": 8080, "protocol": trait.protocol}
+    port: dict[str, Any] = {"name": "p", "port": trait.port, "targetPort": 8080, "protocol": trait.protocol}
     if trait.kind != "ClusterIP":
         port["nodePort"] = 30000 + number
     address = net.cluster.format(number)
@@ -203,7 +203,7 @@ def _service(number: int, trait: Trait, family: str) -> Dict[str, Any]:
     }
 
 
-def _slices(number: int, trait: Trait, mask: int, family: str) -> List[Dict[str, Any]]:
+def _slices(number: int, trait: Trait, mask: int, family: str) -> list[dict[str, Any]]:
     conditions = {"ready": not trait.terminating, "serving": True, "terminating": trait.terminating}
     endpoints = [
         {"addresses": [ip], "nodeName": node, "conditions": conditions}
@@ -230,10 +230,10 @@ def _slices(number: int, trait: Trait, mask: int, family: str) -> List[Dict[str,
 
 
 @cache
-def service_ports(state: State, family: str, behaviour: str) -> Dict[ServicePortName, ServicePortInfo]:
+def service_ports(state: State, family: str, behaviour: str) -> dict[ServicePortName, ServicePortInfo]:
     """Return the ServicePorts of a state on our node."""
     addresses = [{"type": "InternalIP", "address": NETS[family].node}]
-    objects: List[Dict[str, Any]] = [
+    objects: list[dict[str, Any]] = [
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"}, "status": {"addresses": addresses}}
     ]
     for number, one in enumerate(state, 1):
@@ -254,11 +254,11 @@ class Packet(NamedTuple):
 
 
 @cache
-def packets(services: int, family: str = "IPv4") -> List[Packet]:
+def packets(services: int, family: str = "IPv4") -> list[Packet]:
     """Return packets of endpoints, other pods, the node, and clients inside and outside the source ranges."""
     net = NETS[family]
     sources = (net.pods[0], *net.clients, net.node)
-    goals: List[Tuple[Any, ...]] = [(net.cluster.format(99), 80)]
+    goals: list[tuple[Any, ...]] = [(net.cluster.format(99), 80)]
     for number in range(1, services + 1):
         address = net.cluster.format(number)
         goals += [(address, 80), (address, 81), (address, 80, "udp"), (net.external.format(number), 80)]
@@ -270,18 +270,18 @@ class Changes(ABC, Generic[AnyState]):
     """What makes changes from state to state, and records in ``faults`` what went wrong."""
 
     def __init__(self) -> None:
-        self.faults: List[str] = []
+        self.faults: list[str] = []
         self.states = 0
 
     @abstractmethod
     def change(self, old: AnyState, new: AnyState, crash: int = -1) -> bool:
         """Make a change; return whether the process has ended after ``crash`` of its steps and another continued."""
 
-    def changes(self, several: Iterable[Tuple[AnyState, AnyState]]) -> None:
+    def changes(self, several: Iterable[tuple[AnyState, AnyState]]) -> None:
         for old, new in several:
             self.change(old, new)
 
-    def crashes(self, several: Iterable[Tuple[AnyState, AnyState]]) -> None:
+    def crashes(self, several: Iterable[tuple[AnyState, AnyState]]) -> None:
         """Make each change again and again, with a crash after each of its steps."""
         for old, new in several:
             crash = 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any, Iterator, List, Mapping
+from typing import Any, Iterator, Mapping
 from unittest import mock
 
 import pytest
@@ -77,9 +77,9 @@ def loaded(text: str) -> Held:
     return programs.held
 
 
-def taken_over(text: str, before: Side, after: Side, family: str, variant: str) -> List[str]:
+def taken_over(text: str, before: Side, after: Side, family: str, variant: str) -> list[str]:
     """Return what went wrong while a node with these rules was made to serve ``after``, and was rolled back to them."""
-    found: List[str] = []
+    found: list[str] = []
     packets, nodes = {*before.packets(family), *after.packets(family)}, NODE_ADDRESSES[family][1:]
     programs, recorded = Programs(empty()), loaded(text)
     resource = ChainsResource(variant_of(family, variant), chain_ownership(after.settings, True))
@@ -100,10 +100,10 @@ def taken_over(text: str, before: Side, after: Side, family: str, variant: str) 
     return found + wrong(f"{after.step}, rolled back", traced(taken.held, packets, nodes), ends[0], ends[0])
 
 
-def faults(step: Step, variant: str) -> List[str]:
+def faults(step: Step, variant: str) -> list[str]:
     """Return what goes wrong when the node of a step is taken over, also with what its cluster becomes."""
     later = next((each for each in STEPS if (each.case, each.number) == (step.case, step.number + 1)), None)
-    found: List[str] = []
+    found: list[str] = []
     for family in FAMILIES:
         text, before = saved_rules(step.saved, family), Side(step, family)
         for after in [before] if later is None else [before, Side(later, family)]:

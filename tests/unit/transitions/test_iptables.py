@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 from unittest import mock
 
 import pytest
@@ -96,7 +96,7 @@ def only(change: Difference[Any, Any], table: str) -> Difference[Any, Any]:
     return Difference(*({key: value for key, value in part.items() if key.table == table} for part in parts))
 
 
-def in_order(*tables: str) -> Callable[[Any], List[Commit]]:
+def in_order(*tables: str) -> Callable[[Any], list[Commit]]:
     return lambda change: [commit for table in tables for commit in commits(only(change, table))]
 
 
@@ -113,7 +113,7 @@ def found() -> bool:
     return False
 
 
-FAULTS: Dict[str, Callable[[Any], List[Commit]]] = {
+FAULTS: dict[str, Callable[[Any], list[Commit]]] = {
     "filter before nat": in_order("mangle", "filter", "nat"),
     "nat before filter": in_order("mangle", "nat", "filter"),
     "reversed": lambda change: commits(change)[::-1],

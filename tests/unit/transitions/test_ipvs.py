@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List
+from typing import Any, Callable, Iterable
 
 import pytest
 
@@ -97,7 +97,7 @@ def _is_excepted(change: Change, node: Node) -> bool:
     return any(ranges_of(old) and ranges_of(new) and ranges_of(old) != ranges_of(new) for old, new in ones_of)
 
 
-def without_exceptions(changes: Iterable[Change], node: Node) -> List[Change]:
+def without_exceptions(changes: Iterable[Change], node: Node) -> list[Change]:
     return [change for change in changes if not _is_excepted(change, node)]
 
 
@@ -146,7 +146,7 @@ def test_both_filter_backends_do_the_same(node: Node) -> None:
         assert not one or not one[1] or differing == {}
 
 
-Plan = List[PlannedChange]
+Plan = list[PlannedChange]
 
 
 def _moved(kind: str, position: int) -> Callable[[Plan], Plan]:
@@ -158,7 +158,7 @@ def _moved(kind: str, position: int) -> Callable[[Plan], Plan]:
     return prepare
 
 
-ORDERS: Dict[str, Callable[[Plan], Plan]] = {
+ORDERS: dict[str, Callable[[Plan], Plan]] = {
     "reversed": lambda planned: planned[::-1],
     "addresses first": _moved(Kind.ADDRESSES, 0),
     "real servers first": _moved(Kind.REAL_SERVERS, 0),
@@ -175,7 +175,7 @@ def _all_alike(_resource: Any, change: Any) -> Any:
     return change.passes()
 
 
-SEEDED: Dict[str, Any] = {
+SEEDED: dict[str, Any] = {
     "the table in one transaction": ("nftables", IpvsTableResource, "passes", _at_once),
     "sources kept too early": ("nftables", IpvsTableResource, "passes", _all_alike),
     "sources kept too early by sets": ("iptables", SetElementsResource, "passes", _all_alike),
@@ -195,7 +195,7 @@ def found(name: str, **more: Any) -> bool:
     """Return whether the check finds anything in a sample of changes."""
     check = check_of(name, **more)
     ones_of = [("narrow", 5), ("external local", 3), ("weights", 1), ("open", 2), ("other port", 1), None]
-    chosen: List[State] = [(one,) for one in ones_of]
+    chosen: list[State] = [(one,) for one in ones_of]
     for old, new in zip(chosen, [*chosen[1:], *chosen[:1]]):
         for change in ((old, new), (new, old)):
             check.change(*change)
@@ -206,7 +206,7 @@ def found(name: str, **more: Any) -> bool:
 
 @pytest.mark.parametrize("more", [{}, {"connected": True}], ids=str)
 @both
-def test_nothing_is_found_without_a_fault(name: str, more: Dict[str, Any]) -> None:
+def test_nothing_is_found_without_a_fault(name: str, more: dict[str, Any]) -> None:
     assert not found(name, **more)
 
 

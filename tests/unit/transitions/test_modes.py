@@ -10,7 +10,7 @@ docs/architecture.md says.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 from unittest import mock
 
 import pytest
@@ -59,7 +59,7 @@ def have_other_ranges(change: Change) -> bool:
     return any(ranges_of(old) != ranges_of(new) for old, new in zip(*change))
 
 
-def without_exceptions(mode: str, to_mode: str, node: Node, changes: List[Change]) -> List[Change]:
+def without_exceptions(mode: str, to_mode: str, node: Node, changes: list[Change]) -> list[Change]:
     """Return the changes without those that docs/architecture.md excepts."""
     leaves = mode != to_mode and not IPVS.isdisjoint((mode, to_mode))
     return [
@@ -70,7 +70,7 @@ def without_exceptions(mode: str, to_mode: str, node: Node, changes: List[Change
     ]
 
 
-def ones(masks: Any) -> List[Change]:
+def ones(masks: Any) -> list[Change]:
     states = [((trait, mask),) for trait in TRAITS for mask in masks]
     return [(state, state) for state in states]
 
@@ -100,7 +100,7 @@ def test_every_state_of_one_service(node: Node, mode: str, to_mode: str, first: 
 @pytest.mark.parametrize(("portion", "count"), [(0, 1), pytest.param(2, 10, marks=full)])
 def test_the_services_change_as_well(portion: int, count: int, mode: str, to_mode: str, first: str) -> None:
     """From and to ipvs mode, connections to what changes may be masqueraded or not meanwhile."""
-    more: Dict[str, Any] = {"most_elements": 3} if portion else {}
+    more: dict[str, Any] = {"most_elements": 3} if portion else {}
     sources = IPVS.isdisjoint((mode, to_mode))
     check = check_of(mode, to_mode, portion=portion, sources=sources, first=first, **more)
     check.changes(without_exceptions(mode, to_mode, check.node, random_changes(4, count, 2)))
@@ -125,8 +125,8 @@ def test_a_crash_from_and_to_ipvs_mode_and_in_a_clean_up(mode: str, to_mode: str
     assert check.faults == [] and check.states > 1
 
 
-Steps = List[Callable[[], None]]
-ORDERS: Dict[str, Callable[[Steps], Steps]] = {
+Steps = list[Callable[[], None]]
+ORDERS: dict[str, Callable[[Steps], Steps]] = {
     "leftovers removed first": lambda steps: steps[::-1],
     "the new mode missing": lambda steps: steps[1:],
     "leftovers kept": lambda steps: steps[:1],

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Callable, Dict, Iterable, Iterator, List
+from typing import Any, Callable, Iterable, Iterator
 
 import pytest
 
@@ -19,7 +19,7 @@ from .policies import SETTINGS, Agent, Check, Kernel, any_changes, loaded, neigh
 
 full = pytest.mark.full
 NEIGHBOURS = neighbours()
-OTHERS: Dict[str, Dict[str, Any]] = {
+OTHERS: dict[str, dict[str, Any]] = {
     "no cluster policies": {"cluster_policies": False},
     "connections are cut": {"established_connections": CUT},
     "unknown pods": {"unknown_pods": DENY, "pod_cidrs": ("10.244.1.0/24",)},
@@ -31,7 +31,7 @@ OTHERS: Dict[str, Dict[str, Any]] = {
 MADE = {name: SETTINGS._replace(**changes) for name, changes in OTHERS.items()}
 
 
-def sample(seed: int, count: int) -> List[Any]:
+def sample(seed: int, count: int) -> list[Any]:
     """Return changes of one thing, and of everything at once."""
     return [*random.Random(seed).sample(NEIGHBOURS, count), *any_changes(seed, count // 4)]
 
@@ -89,7 +89,7 @@ def test_the_first_load_and_the_clean_up() -> None:
     assert check.faults == [] and check.states > 20
 
 
-Steps = List[Transaction]
+Steps = list[Transaction]
 
 
 def _divided(steps: Steps, is_first: Callable[[Labelled], bool]) -> Steps:
@@ -114,7 +114,7 @@ def _is_of_ports(each: Labelled) -> bool:
     return each.message[2][0] == m.FAMILY_NUMBERS["bridge"]
 
 
-FAULTS: Dict[str, Callable[[Steps], Steps]] = {
+FAULTS: dict[str, Callable[[Steps], Steps]] = {
     "ports after policies": lambda steps: _divided(steps, lambda each: not _is_of_ports(each)),
     "ports before policies": lambda steps: _divided(steps, _is_of_ports),
     "ports missing": lambda steps: _without(steps, _is_of_ports),

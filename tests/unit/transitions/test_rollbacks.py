@@ -10,7 +10,7 @@ docs/architecture.md says.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import pytest
 
@@ -34,7 +34,7 @@ def check_of(mode: str, to_mode: str, **more: Any) -> Rollback:
     return Rollback(mode, VARIETIES[0], to_mode=to_mode, filling=filling, **{"sources": sources, **more})
 
 
-def changes_of(check: Rollback, mode: str, to_mode: str, several: List[Change]) -> List[Change]:
+def changes_of(check: Rollback, mode: str, to_mode: str, several: list[Change]) -> list[Change]:
     """Return the changes without those that docs/architecture.md excepts; a node that serves nothing has no state."""
     found = [change for change in several if None not in (*change[0], *change[1])]
     if mode != to_mode:
@@ -73,8 +73,8 @@ def test_a_crash_after_each_step(mode: str, to_mode: str) -> None:
     assert check.faults == []
 
 
-Plan = List[PlannedChange]
-ORDERS: Dict[str, Callable[[Plan], Plan]] = {
+Plan = list[PlannedChange]
+ORDERS: dict[str, Callable[[Plan], Plan]] = {
     "reversed": lambda planned: planned[::-1],
     "nothing restored": lambda planned: [],
 }

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Iterator
 
 import pytest
 
@@ -18,7 +18,7 @@ from .check import Check
 from .nftables import Kernel
 from .states import all_changes, pair_changes, random_changes
 
-Steps = List[Transaction]
+Steps = list[Transaction]
 
 
 def _divided(steps: Steps, is_first: Callable[[Any], bool]) -> Steps:
@@ -46,7 +46,7 @@ def _without(steps: Steps, *kinds: int) -> Steps:
 
 
 REMOVING = (m.DELETE_SET, m.DELETE_CHAIN)
-ORDERS: Dict[str, Callable[[Steps], Steps]] = {
+ORDERS: dict[str, Callable[[Steps], Steps]] = {
     "reversed": lambda steps: steps[::-1],
     "the first one missing": lambda steps: steps[1:],
     "the last one missing": lambda steps: steps[:-1],
@@ -141,7 +141,7 @@ def _hooks_early(planner: Planner, change: Any) -> Iterator[Transaction]:
 
 
 PHASES, CHUNKS = Planner._phases, Planner._chunks
-PLANS: Dict[str, Dict[str, Any]] = {
+PLANS: dict[str, dict[str, Any]] = {
     "hooks first": {"_phases": _hooks_early},
     "replaced chains apart from their frontends": {"_tied": lambda *_arguments: []},
     "every element alone": {

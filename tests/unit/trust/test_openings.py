@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import Dict, Set
 
 import pytest
 
@@ -25,7 +24,7 @@ PROC = "files of /proc, /sys and /etc, by constant names"
 GIVEN = "a file that the user names, of whatever kind: a pipe as well"
 TOOL = "runs on the controller as the user, on the user's files"
 OWN = "the collection's own files"
-KNOWN: Dict[str, str] = {
+KNOWN: dict[str, str] = {
     "base/regular_files.py": "what the others use",
     "base/whole_files.py": "a directory, to write it out",
     "kernel/ipvs/outline.py": PROC,
@@ -62,7 +61,7 @@ KNOWN: Dict[str, str] = {
 }
 
 
-def calls_of(path: Path) -> Set[str]:
+def calls_of(path: Path) -> set[str]:
     """Return the names by which a file opens others, as they are written in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

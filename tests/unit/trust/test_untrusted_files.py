@@ -14,7 +14,7 @@ import socket
 import stat
 import threading
 from pathlib import Path
-from typing import Callable, Dict, NamedTuple, Tuple
+from typing import Callable, NamedTuple
 
 import pytest
 
@@ -74,7 +74,7 @@ def token_of_another_user(path: Path) -> object:
 
 FLOWS = ledger.Flows(serving="c")
 
-OPENED: Dict[str, Opened] = {
+OPENED: dict[str, Opened] = {
     "lock": Opened("run/lock", acquire_lock),
     "ledger, read": Opened("run/ledger.json", lambda top: ledger.read_ledger(str(top / "run"))),
     "ledger, written": Opened("run/ledger.json", lambda top: ledger.write_ledger(str(top / "run"), FLOWS)),
@@ -174,7 +174,7 @@ ATTACKS = (
 )
 
 
-def state_of(path: Path) -> Tuple[object, ...]:
+def state_of(path: Path) -> tuple[object, ...]:
     found = path.stat()
     return path.read_text(), found.st_uid, found.st_gid, found.st_mode
 

@@ -107,7 +107,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 _ENGINE = "kubenode_proxy_engine"
 _DIRECTORY = Path(__file__).resolve().parents[4] / "plugins" / "module_utils"
@@ -131,7 +131,7 @@ def engine(name: str) -> ModuleType:
     return importlib.import_module(f"{_ENGINE}.{name}")
 
 
-def checked(args: Dict[str, Any]) -> Dict[str, Any]:
+def checked(args: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a rulebook with defaults for those that it does not set. Raises ValueError."""
     known = (*_CONNECTION, "api_timeout", "kinds", "replay")
     unknown = sorted(set(args) - set(known))
@@ -150,7 +150,7 @@ def checked(args: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-def connector(options: Dict[str, Any]) -> Callable[[], Any]:
+def connector(options: dict[str, Any]) -> Callable[[], Any]:
     """Return a function that returns a new client of the API server."""
     arguments, api, connections = (
         engine(name) for name in ("module_support.arguments", "cluster.api.client", "cluster.api.connection")
@@ -166,7 +166,7 @@ def connector(options: Dict[str, Any]) -> Callable[[], Any]:
     return connect
 
 
-async def main(queue: asyncio.Queue, args: Dict[str, Any]) -> None:
+async def main(queue: asyncio.Queue, args: dict[str, Any]) -> None:
     """Put the Events of agents into the queue until the task is cancelled."""
     options = checked(args)
     follower = engine("controller.agent_events").EventFollower(

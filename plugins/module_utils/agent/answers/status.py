@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Callable, Mapping, Sequence
 
 from ...base.addresses import canonical_address
 from ...base.errors import ProxyError
@@ -42,7 +42,7 @@ _MOST_NAMED = 100
 def status_document(components: Components) -> AgentStatus:
     """Return the state of a running agent."""
     proxiers, view = components.sync.proxiers, components.views.current
-    families: Dict[str, FamilyStatus] = {}
+    families: dict[str, FamilyStatus] = {}
     for proxier in proxiers.families if proxiers is not None else ():
         totals = proxier.summaries.totals
         families[proxier.family] = {
@@ -102,7 +102,7 @@ def status_document(components: Components) -> AgentStatus:
     }
 
 
-def _ignored(components: Components) -> List[str]:
+def _ignored(components: Components) -> list[str]:
     """Return that no Node is this host's, and what annotations request that the mode or the kernel cannot do."""
     proxiers = components.sync.proxiers
     if proxiers is None:
@@ -113,7 +113,7 @@ def _ignored(components: Components) -> List[str]:
     return _named([*map(str, missing), *sorted(annotations)])
 
 
-def _named(lines: List[str]) -> List[str]:
+def _named(lines: list[str]) -> list[str]:
     others = len(lines) - _MOST_NAMED
     return [*lines[:_MOST_NAMED], f"and {others} more"] if others > 0 else lines
 
@@ -151,7 +151,7 @@ def _served_text(components: Components) -> str:
     return f"mode {proxiers.configuration.mode}: {services} Services, {endpoints} endpoints ({origin})"
 
 
-def answer(components: Components, question: Dict[str, Any]) -> Dict[str, Any]:
+def answer(components: Components, question: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to one question of the node command; ``error`` in the answer is a message for the user.
 
     Raises ProxyError, whose text is such a message as well.
@@ -168,11 +168,11 @@ def answer(components: Components, question: Dict[str, Any]) -> Dict[str, Any]:
     return find(components, question) if find is not None else {"error": f"unknown command {command!r}"}
 
 
-def _comparison(components: Components, question: Dict[str, Any]) -> Dict[str, Any]:
+def _comparison(components: Components, question: dict[str, Any]) -> dict[str, Any]:
     return comparison_document(compare(components, bool(question.get("kernel")), bool(question.get("describe"))))
 
 
-def _addresses(components: Components) -> Set[str]:
+def _addresses(components: Components) -> set[str]:
     """Return the addresses of all endpoints that do not terminate. Raises ProxyError before the cluster is known."""
     view = components.views.current
     if view is not components.source.view:
@@ -181,18 +181,18 @@ def _addresses(components: Components) -> Set[str]:
     return {each.address for piece in slices for each in piece.endpoints if not each.terminating}
 
 
-def _traffic(components: Components, question: Dict[str, Any]) -> Dict[str, Any]:
+def _traffic(components: Components, question: dict[str, Any]) -> dict[str, Any]:
     document = components.traffic.document(
         str(question.get("namespace", "")), bool(question.get("endpoints")), question.get("known")
     )
     return {"node": components.node_name, **document}
 
 
-def _drain(components: Components, question: Dict[str, Any]) -> Dict[str, Any]:
+def _drain(components: Components, question: dict[str, Any]) -> dict[str, Any]:
     if question.get("read"):
         components.drain.read()
     proxiers = components.sync.proxiers
-    document: Dict[str, Any] = {
+    document: dict[str, Any] = {
         **components.drain.status(),
         "node": components.node_name,
         "serves": proxiers is None or proxiers.mode.serves,
@@ -209,7 +209,7 @@ def _drain(components: Components, question: Dict[str, Any]) -> Dict[str, Any]:
     return document
 
 
-def _explanation(components: Components, question: Dict[str, Any]) -> Dict[str, Any]:
+def _explanation(components: Components, question: dict[str, Any]) -> dict[str, Any]:
     proxiers = components.sync.proxiers
     if proxiers is None:
         return {"error": "the agent does not know the cluster yet"}
@@ -306,12 +306,12 @@ def _obstacle(components: Components, proxiers: Proxiers) -> str:
     return ""
 
 
-def _changes(components: Components, families: Sequence[Proxier], describe: bool) -> Tuple[TableChange, ...]:
+def _changes(components: Components, families: Sequence[Proxier], describe: bool) -> tuple[TableChange, ...]:
     planned = [item for family in families for item in plan(family.stages)]
     return table_changes([*planned, *components.policy.compared()], describe)
 
 
-_ANSWERS: Mapping[str, Callable[[Components, Dict[str, Any]], Dict[str, Any]]] = {
+_ANSWERS: Mapping[str, Callable[[Components, dict[str, Any]], dict[str, Any]]] = {
     "status": lambda components, _question: dict(status_document(components)),
     "explain": _explanation,
     LISTENERS: lambda components, _question: {"listeners": listeners_document(components.forwarding.table())},

@@ -12,7 +12,7 @@ import functools
 import os
 import threading
 import time
-from typing import Callable, Optional, Set
+from typing import Callable, Optional
 
 from ...cluster.api.access.abortable import Connect, Expect
 from ...cluster.api.access.servers import ANSWER_SECONDS, CONNECT_SECONDS, Candidate
@@ -99,8 +99,8 @@ class ApiClients:
         self._kubeconfig = kubeconfig
         self._metrics = metrics
         self._log = log
-        self._unsupported: Set[str] = set()
-        self._warnings: Set[str] = set()
+        self._unsupported: set[str] = set()
+        self._warnings: set[str] = set()
 
     def connect(self, expect: Expect, timeout: float = 30.0) -> ApiClient:
         """Return a client, for use by one thread; it calls ``expect`` with the seconds that each request may take.

@@ -12,7 +12,7 @@ import random
 import time
 import urllib.parse
 import uuid
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple, Optional
 
 from ...base.errors import ApiError, ProxyError, Refusal
 from ...cluster.api.access.abortable import AbortableClient, Connect
@@ -46,20 +46,20 @@ BURST_OF_ALL, SECONDS_OF_ONE_OF_ALL = 100, 60.0
 _MOST_KEYS = 1000
 
 #: Posts an Event: the object that it regards (None for the node), type, reason, action, note.
-Post = Callable[[Optional[Dict[str, str]], str, Reason, str, str], None]
+Post = Callable[[Optional[dict[str, str]], str, Reason, str, str], None]
 
 
-def node_reference(name: str) -> Dict[str, str]:
+def node_reference(name: str) -> dict[str, str]:
     """Return a reference to the node, for the field ``regarding``."""
     return {"kind": "Node", "name": name, "uid": name}
 
 
-def service_reference(namespace: str, name: str) -> Dict[str, str]:
+def service_reference(namespace: str, name: str) -> dict[str, str]:
     """Return a reference to a Service, for the field ``regarding``."""
     return {"kind": "Service", "apiVersion": "v1", "namespace": namespace, "name": name}
 
 
-def object_reference(refusal: Refusal) -> Dict[str, str]:
+def object_reference(refusal: Refusal) -> dict[str, str]:
     """Return a reference to an object that is skipped, for the field ``regarding``."""
     reference = {"kind": refusal.kind, "name": refusal.name}
     return {**reference, "namespace": refusal.namespace} if refusal.namespace else reference
@@ -71,15 +71,15 @@ class Content(NamedTuple):
     ``related``: a reference to the node, if the Event regards another object.
     """
 
-    regarding: Dict[str, str]
+    regarding: dict[str, str]
     kind: str
     reason: Reason
     action: str
     note: str
-    related: Optional[Dict[str, str]] = None
+    related: Optional[dict[str, str]] = None
 
 
-def make_event(host: str, content: Content) -> Dict[str, Any]:
+def make_event(host: str, content: Content) -> dict[str, Any]:
     """Return an Event object. ``host``: this node's host name."""
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
     found = {
@@ -107,7 +107,7 @@ def _fitting(note: str) -> str:
     return raw[: MOST_NOTE_BYTES - len(_CUT)].decode("utf-8", "ignore") + _CUT
 
 
-def _named(event: Dict[str, Any], end: str) -> Dict[str, Any]:
+def _named(event: dict[str, Any], end: str) -> dict[str, Any]:
     # Each part of a name must end with a letter or a digit.
     start = event["regarding"]["name"][:_MOST_NAME_CHARACTERS].rstrip("-.")
     return {**event, "metadata": {**event["metadata"], "name": f"{start}.{end}"}}
@@ -117,7 +117,7 @@ def _unique_end() -> str:
     return uuid.uuid4().hex[:16]
 
 
-def _common_end(event: Dict[str, Any]) -> str:
+def _common_end(event: dict[str, Any]) -> str:
     """Return a name suffix that is equal on all nodes, so that the API server keeps only the first of these Events."""
     about = event["regarding"]
     text = "\0".join([about["kind"], about.get("namespace", ""), about["name"], event["reason"], event["note"]])
@@ -132,7 +132,7 @@ class _Waiting(NamedTuple):
 
     order: int
     number: int
-    event: Optional[Dict[str, Any]] = None
+    event: Optional[dict[str, Any]] = None
     is_common: bool = False
 
 
@@ -188,7 +188,7 @@ class EventPoster:
         is_common = not about_node and reason.subject is Subject.OBJECT
         self._put(_NODE_FIRST if about_node else _THEN_OBJECTS, make_event(self._host, content), is_common)
 
-    def _put(self, order: int, event: Optional[Dict[str, Any]] = None, is_common: bool = False) -> None:
+    def _put(self, order: int, event: Optional[dict[str, Any]] = None, is_common: bool = False) -> None:
         self._number += 1
         self._waiting.put(_Waiting(order, self._number, event, is_common))
 
@@ -206,7 +206,7 @@ class EventPoster:
             except ProxyError as error:
                 self._log.warning("event not posted", reason=event["reason"], error=error)
 
-    def _send(self, event: Dict[str, Any], task: Task) -> None:
+    def _send(self, event: dict[str, Any], task: Task) -> None:
         path = f"/apis/events.k8s.io/v1/namespaces/{urllib.parse.quote(event['metadata']['namespace'], safe='')}/events"
         with self._client.opened(task.busy) as client:
             try:
@@ -243,7 +243,7 @@ class EventPoster:
         self._put(_END)
 
 
-def _is_posted(client: ApiClient, path: str, event: Dict[str, Any]) -> bool:
+def _is_posted(client: ApiClient, path: str, event: dict[str, Any]) -> bool:
     """Return whether the Event of the same name says the same, so that it is that of another agent."""
     name = urllib.parse.quote(event["metadata"]["name"], safe="")
     try:
@@ -283,7 +283,7 @@ class EventBudget:
 
     def __init__(self, now: float) -> None:
         self._of_all = _Bucket(BURST_OF_ALL, SECONDS_OF_ONE_OF_ALL, now)
-        self._buckets: Dict[Tuple[Subject, str], _Bucket] = {}
+        self._buckets: dict[tuple[Subject, str], _Bucket] = {}
 
     def admits(self, reason: Reason, namespace: str, now: float, *, about_node: bool) -> bool:
         """Return whether an Event may be posted, and count it. ``namespace``: of the object that it is about."""

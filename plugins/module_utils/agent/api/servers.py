@@ -13,7 +13,7 @@ import contextlib
 import random
 import threading
 import time
-from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Callable, Optional, Sequence
 
 from ...base.errors import ProxyError
 from ...cluster.api.access.abortable import AbortableClient, Connect, Expect
@@ -61,17 +61,17 @@ class ApiServers:
         self._own_url = ""
         self._current = self._own
         self._worked = False
-        self._configured: Tuple[Candidate, ...] = ()
-        self._addresses: Dict[str, Tuple[str, ...]] = {}
+        self._configured: tuple[Candidate, ...] = ()
+        self._addresses: dict[str, tuple[str, ...]] = {}
         # Determined when they may change, and not each time that the loop wakes.
-        self._claims: FrozenSet[Claim] = NO_CLAIMS
-        self._learned: Tuple[Candidate, ...] = ()
+        self._claims: frozenset[Claim] = NO_CLAIMS
+        self._learned: tuple[Candidate, ...] = ()
         self._slice: Optional[EndpointSlice] = None
         self._discover = True
-        self._failures: Dict[Candidate, Tuple[float, str]] = {}
+        self._failures: dict[Candidate, tuple[float, str]] = {}
         self.changes = 0
 
-    def configure(self, servers: Sequence[Tuple[str, int]], discover: bool) -> None:
+    def configure(self, servers: Sequence[tuple[str, int]], discover: bool) -> None:
         """Set the servers of the configuration (host and port), and whether those that the cluster names are used."""
         with self._lock:
             self._configured = configured_servers(servers)
@@ -93,12 +93,12 @@ class ApiServers:
             known = {*self._candidates(), self._current}
             self._failures = {item: failure for item, failure in self._failures.items() if item in known}
 
-    def claims(self) -> FrozenSet[Claim]:
+    def claims(self) -> frozenset[Claim]:
         """Return the addresses of the servers of the kubeconfig, if one was used, and of the configuration."""
         with self._lock:
             return self._claims
 
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         """Return the hosts of these servers that are names."""
         with self._lock:
             return list(dict.fromkeys(host for host, _port in self._given() if is_name(host)))
@@ -160,7 +160,7 @@ class ApiServers:
         say("using another API server", server=new, failed=old, reason=reason)
         return True
 
-    def status(self) -> List[ServerStatus]:
+    def status(self) -> list[ServerStatus]:
         """Return the servers with their origin, whether each is in use, and its last failure ("" if it works)."""
         with self._lock:
             candidates = self._candidates()
@@ -187,7 +187,7 @@ class ApiServers:
             (address, port) for host, port in self._given() for address in (host, *self._addresses.get(host, ()))
         )
 
-    def _given(self) -> List[Tuple[str, int]]:
+    def _given(self) -> list[tuple[str, int]]:
         """Return host and port of the servers of the kubeconfig, if one was used, and of the configuration."""
         urls = [self._own_url, *(item.url for item in self._configured)]
         return [scheme_host_and_port(url)[1:] for url in urls if url]
@@ -195,9 +195,9 @@ class ApiServers:
     def _shown(self, candidate: Candidate) -> str:
         return candidate.url or self._own_url or "that of the kubeconfig"
 
-    def _candidates(self) -> List[Candidate]:
+    def _candidates(self) -> list[Candidate]:
         """Return the candidates; of several with one URL the first, which keeps the names that its origin requires."""
-        found: Dict[str, Candidate] = {self._own_url: self._own}
+        found: dict[str, Candidate] = {self._own_url: self._own}
         for item in (*self._configured, *(self._learned if self._discover else ())):
             found.setdefault(item.url, item)
         return list(found.values())

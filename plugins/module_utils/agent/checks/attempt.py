@@ -10,7 +10,7 @@ import os
 import select
 import socket
 import ssl
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 from ...base.addresses import IPV6, address_and_port, family_of
 from ...cluster.model import HealthCheck, NamespacedName
@@ -35,7 +35,7 @@ class TlsContexts:
     """TLS contexts by CA file; a changed file is read again."""
 
     def __init__(self) -> None:
-        self._contexts: Dict[str, Tuple[Tuple[int, int], ssl.SSLContext]] = {}
+        self._contexts: dict[str, tuple[tuple[int, int], ssl.SSLContext]] = {}
 
     def get(self, ca: str) -> ssl.SSLContext:
         """Return the context of a CA file; without one no certificate is verified. Raises OSError (or ssl.SSLError)."""

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import Callable, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 from ...base.addresses import family_of
 from ...cluster.fields import special_use
@@ -51,14 +51,14 @@ class Checks:
         self._supervisor = supervisor
         self._log, self._limited, self._metrics, self._post = reports
         self._running = False
-        self._services: Set[NamespacedName] = set()
+        self._services: set[NamespacedName] = set()
         #: Why Services are not checked: those that may not be, and those of which not all endpoints are.
-        self._denied: Dict[NamespacedName, str] = {}
-        self._unchecked: Dict[NamespacedName, str] = {}
-        self._targets: Tuple[Target, ...] = ()
-        self._addresses_of_target: Dict[NamespacedName, Places] = {}
-        self._failing: Dict[Target, Verdict] = {}
-        self._newly_failed: List[Tuple[NamespacedName, str, int]] = []
+        self._denied: dict[NamespacedName, str] = {}
+        self._unchecked: dict[NamespacedName, str] = {}
+        self._targets: tuple[Target, ...] = ()
+        self._addresses_of_target: dict[NamespacedName, Places] = {}
+        self._failing: dict[Target, Verdict] = {}
+        self._newly_failed: list[tuple[NamespacedName, str, int]] = []
         self._forgotten = False
         reports.metrics.on_scrape(CHECKS, lambda: {"checked": dict(zip((("passing",), ("failing",)), self.count()))})
 
@@ -103,7 +103,7 @@ class Checks:
         for name in asking | known:
             self._apply(view, name)
 
-    def _deny(self, view: ClusterView, asking: Set[NamespacedName], everything: bool) -> Set[NamespacedName]:
+    def _deny(self, view: ClusterView, asking: set[NamespacedName], everything: bool) -> set[NamespacedName]:
         """Return the Services that may not be checked, and report the new ones."""
         reasons = {name: not_allowed(view.state.services[name], self.settings) for name in asking}
         denied = {name: reason for name, reason in reasons.items() if reason}
@@ -123,7 +123,7 @@ class Checks:
                 self._limited.about("unchecked", name.namespace, text, reason=f"Service {name}: {reason}")
 
     @property
-    def unchecked(self) -> List[str]:
+    def unchecked(self) -> list[str]:
         """A line for each Service whose endpoints are not all checked."""
         return [f"Service {name}: {reason}" for name, reason in sorted({**self._denied, **self._unchecked}.items())]
 
@@ -176,7 +176,7 @@ class Checks:
                     if left and endpoint.ip == address and port in (0, endpoint.port):
                         proxier.removed.end(info, endpoint)
 
-    def status(self) -> List[CheckStatus]:
+    def status(self) -> list[CheckStatus]:
         """Return the results of all checks as plain JSON values."""
         return [
             {
@@ -190,7 +190,7 @@ class Checks:
             for target, verdict in sorted(self._prober.verdicts().items())
         ]
 
-    def count(self) -> Tuple[int, int]:
+    def count(self) -> tuple[int, int]:
         """Return the numbers of passing and of failing targets."""
         failing = len(self._failing)
         return len(self._targets) - failing, failing
@@ -211,14 +211,14 @@ def _words(verdict: Verdict, target: Target) -> str:
     return f"failed {failures} of {max(failures, target.check.fall)} checks, last error: {verdict.error}"
 
 
-Places = Dict[Target, Set[Tuple[str, int]]]
+Places = dict[Target, set[tuple[str, int]]]
 
 
 class Chosen(NamedTuple):
     """The targets to check, and the reason for each Service whose endpoints are not all checked."""
 
-    targets: Tuple[Target, ...]
-    unchecked: Dict[NamespacedName, str]
+    targets: tuple[Target, ...]
+    unchecked: dict[NamespacedName, str]
 
 
 def places_of(state: ClusterState, name: NamespacedName) -> Places:
@@ -251,8 +251,8 @@ def choose(
     A Service of the cluster is never checked at loopback, link-local or own addresses of the node: its owner must not
     be able to make the agent connect to what only the node can reach.
     """
-    targets: List[Target] = []
-    unchecked: Dict[NamespacedName, str] = {}
+    targets: list[Target] = []
+    unchecked: dict[NamespacedName, str] = {}
     services = [service for service in map(state.services.get, names) if service is not None]
     for service in sorted(services, key=lambda item: (not item.static, item.key)):
         reason = ""
@@ -299,7 +299,7 @@ class CheckFollower:
         self._views = views
         self._sync = sync
         self._steps = steps
-        self._addresses: Tuple[Tuple[str, str], ...] = ()
+        self._addresses: tuple[tuple[str, str], ...] = ()
         self._retry = timers.add("follow health checks again", lambda: self.follow(everything=True))
 
     def follow(self, everything: bool = False) -> None:

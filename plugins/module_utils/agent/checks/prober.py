@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import Callable, Dict, Iterable, NamedTuple, Optional, Set
+from typing import Callable, Iterable, NamedTuple, Optional
 
 from ...base.loop import LONGEST_WAIT_SECONDS, Loop
 from ..threads.supervision import Task
@@ -82,10 +82,10 @@ class Prober:
         self._clock = clock
         self._jitter = jitter
         self._lock = threading.Lock()
-        self._wanted: Set[Target] = set()
-        self._verdicts: Dict[Target, Verdict] = {}
+        self._wanted: set[Target] = set()
+        self._verdicts: dict[Target, Verdict] = {}
         # Only the thread uses what follows.
-        self._checked: Dict[Target, _Checked] = {}
+        self._checked: dict[Target, _Checked] = {}
         self._contexts = TlsContexts()
         self._loop = Loop(clock=clock)
         self._loop.each_round(self._next_moment, self._begin_and_time_out)
@@ -96,7 +96,7 @@ class Prober:
             self._wanted = set(targets)
         self._loop.post(self._follow_wanted)
 
-    def verdicts(self) -> Dict[Target, Verdict]:
+    def verdicts(self) -> dict[Target, Verdict]:
         """Return the results of all targets that have been checked."""
         with self._lock:
             return dict(self._verdicts)

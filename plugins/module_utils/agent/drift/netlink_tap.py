@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Dict, Optional, Sequence
+from typing import Optional, Sequence
 
 from ...base.errors import KernelError
 from ...convergence.handles import KernelHandles
@@ -80,7 +80,7 @@ class NetlinkTap(Watch):
             self._pace.worked(time.process_time() - self._seen_at)
             self._seen_at = None
 
-    def poll(self, found: Dict[str, str]) -> None:
+    def poll(self, found: dict[str, str]) -> None:
         """See the base class. Recreate a device that another program has removed. Raises KernelError."""
         if self._tap is None or self._is_quiet:
             return

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Dict, Iterable, List, Mapping, Protocol, Sequence
+from typing import Iterable, Mapping, Protocol, Sequence
 
 from ...base.addresses import is_link_local
 from ...kernel.nftables.monitor import ChainMonitor, NftMonitor, TableMonitor
@@ -25,7 +25,7 @@ class WatchedFamily(Protocol):
     """A family whose tables other programs may change: its name, the stages that hold its tables, and the tables."""
 
     family: str
-    stages: List[Stage]
+    stages: list[Stage]
     tables: DesiredTables
 
 
@@ -42,7 +42,7 @@ class Watch:
         """Return the seconds for which there is no descriptor, after which there is one again; else 0."""
         return 0.0
 
-    def poll(self, found: Dict[str, str]) -> None:
+    def poll(self, found: dict[str, str]) -> None:
         """Add families that need to be observed. Raises KernelError."""
 
     def synced(self, changed: bool, observed: bool) -> None:
@@ -52,7 +52,7 @@ class Watch:
         """Stop watching."""
 
 
-def suspect(found: Dict[str, str], families: Iterable[str], reason: str) -> None:
+def suspect(found: dict[str, str], families: Iterable[str], reason: str) -> None:
     """Add families that need to be observed, keeping the reason of those that are already in ``found``."""
     for family in families:
         found.setdefault(family, reason)
@@ -72,7 +72,7 @@ class NftWatch(Watch):
         """See the base class."""
         return self._monitor.fileno()
 
-    def poll(self, found: Dict[str, str]) -> None:
+    def poll(self, found: dict[str, str]) -> None:
         """See the base class."""
         changed = self._monitor.changes() & self._observed.keys()
         reason = f"{'lost notifications' if self._monitor.lost else 'notification'} of nf_tables"
@@ -122,7 +122,7 @@ class AddressWatch(Watch):
         """See the base class."""
         return self._monitor.fileno()
 
-    def poll(self, found: Dict[str, str]) -> None:
+    def poll(self, found: dict[str, str]) -> None:
         """See the base class."""
         events = list(self._monitor.events())
         device = _index_of(self._device) if events and self._families else 0
@@ -138,7 +138,7 @@ class AddressWatch(Watch):
             self.changed = True
             suspect(found, self._families, "lost notifications of routing netlink")
 
-    def _service_address(self, event: AddressEvent, found: Dict[str, str]) -> None:
+    def _service_address(self, event: AddressEvent, found: dict[str, str]) -> None:
         family = self._families.get(event.family)
         if family is None or is_link_local(event.address):
             return

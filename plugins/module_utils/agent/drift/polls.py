@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, Optional, Sequence
+from typing import Callable, Optional, Sequence
 
 from ...convergence.handles import KernelHandles
 from ...kernel.xtables.chains import ChainsResource
@@ -38,7 +38,7 @@ class LegacyWatch(Watch):
         """See the base class."""
         return self._lock.fileno()
 
-    def poll(self, found: Dict[str, str]) -> None:
+    def poll(self, found: dict[str, str]) -> None:
         """See the base class."""
         used = self._lock.used()
         for family, tables in self._tables.items():
@@ -95,7 +95,7 @@ class PollWatch(Watch):
         """See the base class."""
         return _NOTIFIED_INTERVAL if self._notified() else _SHORTEST_INTERVAL
 
-    def poll(self, found: Dict[str, str]) -> None:
+    def poll(self, found: dict[str, str]) -> None:
         """See the base class."""
         now, outline = self._clock(), self._outline()
         if self._outlined is None:
@@ -113,7 +113,7 @@ class PollWatch(Watch):
         factor, longest = _WITH_NOTIFICATIONS if self._notified() else _WITHOUT_NOTIFICATIONS
         return min(factor * self._cost, longest)
 
-    def _compare(self, now: float, found: Dict[str, str]) -> None:
+    def _compare(self, now: float, found: dict[str, str]) -> None:
         digest = self._measured()
         if self._digest is None:
             self._digest = digest
@@ -130,7 +130,7 @@ class PollWatch(Watch):
         self._cost = self._clock() - started
         return digest
 
-    def _suspect(self, found: Dict[str, str], reason: str) -> None:
+    def _suspect(self, found: dict[str, str], reason: str) -> None:
         self._digest = self._outlined = None
         suspect(found, self._families, reason)
 

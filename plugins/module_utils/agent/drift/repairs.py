@@ -8,7 +8,7 @@ Services and network policies report them alike.
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Hashable, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Hashable, Iterable, Mapping, NamedTuple, Sequence
 
 from ...base.errors import KernelError, ProxyError, some_of
 from ...convergence.modes.stages.sysctls import sysctl_stage
@@ -49,7 +49,7 @@ _NFTABLES_KINDS = {
 _PLURALS = {"set or map": "sets and maps", "element of": "elements of", "ipset element of": "ipset elements of"}
 
 
-def kind_and_name(kind: str, key: Any) -> Tuple[str, str]:
+def kind_and_name(kind: str, key: Any) -> tuple[str, str]:
     """Return the word for an entry, in the singular, and its name. ``kind``: the kind of its resource."""
     if isinstance(key, ChainKey):
         return f"{key.table} chain", key.chain
@@ -64,14 +64,14 @@ def kind_and_name(kind: str, key: Any) -> Tuple[str, str]:
     return _SINGULAR.get(kind, kind), str(key)
 
 
-def summary(entries: Iterable[Tuple[str, Any]]) -> str:
+def summary(entries: Iterable[tuple[str, Any]]) -> str:
     """Return text such as ``2 nat chains (KUBE-SERVICES, KUBE-NODEPORTS), 3 nat jumps (OUTPUT, PREROUTING)``.
 
     ``entries``: kind of the resource, key. Kinds and names keep their order, except that jumps into our chains and base
     chains come first.
     """
-    counts: Dict[str, int] = {}
-    names: Dict[str, Dict[str, None]] = {}
+    counts: dict[str, int] = {}
+    names: dict[str, dict[str, None]] = {}
     for table, key in entries:
         kind, name = kind_and_name(table, key)
         counts[kind] = counts.get(kind, 0) + 1
@@ -103,7 +103,7 @@ def _has_more(before: Any, now: Any) -> bool:
     return not set(held) <= set(wanted)
 
 
-def written(changes: Sequence[PlannedChange]) -> FrozenSet[Hashable]:
+def written(changes: Sequence[PlannedChange]) -> frozenset[Hashable]:
     """Return the entries that another program has added, or to which it has given another value.
 
     ``changes``: what the repair changed. Flags that disable whole tables are none: no service proxy sets them.
@@ -115,7 +115,7 @@ def written(changes: Sequence[PlannedChange]) -> FrozenSet[Hashable]:
     return frozenset(found)
 
 
-def attributed(changes: Sequence[PlannedChange]) -> Dict[str, str]:
+def attributed(changes: Sequence[PlannedChange]) -> dict[str, str]:
     """Return the log fields for external changes: removed, flushed, modified, added. Empty fields are omitted.
 
     ``changes``: what the repair changed.
@@ -146,7 +146,7 @@ class Repairs:
         self._log, self._limited, self._post = reports.log, reports.limited, reports.post
         # Families whose repair failed because another program made changes at the same time, with the reason for the
         # repair.
-        self._unrepaired: Dict[str, str] = {}
+        self._unrepaired: dict[str, str] = {}
 
     def succeeded(self, family: str, suspicion: str, changes: Sequence[PlannedChange], seconds: float) -> int:
         """Count the entries that a repair changed and log them in one line; return their number."""
@@ -192,7 +192,7 @@ class ServiceRepairs(Repairs):
         super().__init__(reports)
         self._other_proxy = other_proxy
         self._metrics = reports.metrics
-        self._refused_parameters: List[str] = []
+        self._refused_parameters: list[str] = []
 
     def succeeded(self, family: str, suspicion: str, changes: Sequence[PlannedChange], seconds: float) -> int:
         """See the base class. Also count the entries by resource, and those that another program has written."""
@@ -234,8 +234,8 @@ class RepairedParameters(NamedTuple):
     ``refused``: one line for each parameter that the kernel refused to change.
     """
 
-    repaired: Dict[str, Tuple[str, str]]
-    refused: List[str]
+    repaired: dict[str, tuple[str, str]]
+    refused: list[str]
 
 
 def repair_parameters(wanted: Mapping[str, Wanted]) -> RepairedParameters:

@@ -12,7 +12,7 @@ and repairs what differs.
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, Mapping, NamedTuple, Optional, Sequence
 
 from ...base.closing import closed_on_error
 from ...base.errors import KernelError
@@ -39,7 +39,7 @@ _TOGETHER_SECONDS = 0.3
 class DriftReport(NamedTuple):
     """Families that need to be observed, each with the reason; whether addresses of the node changed."""
 
-    suspects: Dict[str, str]
+    suspects: dict[str, str]
     addresses: bool
 
 
@@ -54,10 +54,10 @@ class DriftWatch:
     ) -> None:
         self._log = log
         self._addresses = AddressWatch(families, subsystems.device)
-        self._watches: List[Watch] = [self._addresses]
+        self._watches: list[Watch] = [self._addresses]
         self._closing = ExitStack()
-        self._due: Dict[Watch, float] = {}
-        self._suspects: Dict[str, str] = {}
+        self._due: dict[Watch, float] = {}
+        self._suspects: dict[str, str] = {}
         self._settled_at = 0.0
         with closed_on_error(self):
             if subsystems.nftables or subsystems.ipvs_table:
@@ -96,7 +96,7 @@ class DriftWatch:
         if legacy:
             self._watches.append(LegacyWatch(legacy))
 
-    def filenos(self) -> List[int]:
+    def filenos(self) -> list[int]:
         """Return the descriptors to wait for."""
         return [number for number in (watch.fileno() for watch in self._watches) if number >= 0]
 
@@ -111,7 +111,7 @@ class DriftWatch:
 
     def poll(self, now: float) -> DriftReport:
         """Return the detected changes, once the burst of changes is over."""
-        fresh: Dict[str, str] = {}
+        fresh: dict[str, str] = {}
         for watch in self._watches:
             if watch.interval and now + _TOGETHER_SECONDS < self._due.get(watch, 0.0) and watch.fileno() < 0:
                 continue
@@ -177,7 +177,7 @@ class Watching:
         self._request = request
         self._addresses_changed = addresses_changed
         # Families whose repair is put off, with the reason for it.
-        self._unrepaired: Dict[str, str] = {}
+        self._unrepaired: dict[str, str] = {}
         self._put_off = timers.add("repair what was put off", self._repair_put_off)
         self._retry = timers.add("watch for changes by other programs", reopen)
 
@@ -196,7 +196,7 @@ class Watching:
             self.drift.close()
             self.drift = None
 
-    def filenos(self) -> List[int]:
+    def filenos(self) -> list[int]:
         """Return the descriptors to wait for."""
         return self.drift.filenos() if self.drift is not None else []
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import email.utils
 import http
 import re
-from typing import Callable, List, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple, Optional
 
 MOST_HEAD_BYTES = 8192
 
@@ -25,7 +25,7 @@ class Response(NamedTuple):
     """An HTTP answer: status code, headers, body."""
 
     code: int
-    headers: Tuple[Tuple[str, str], ...]
+    headers: tuple[tuple[str, str], ...]
     body: bytes
 
 
@@ -88,7 +88,7 @@ def parse_head(head: bytes) -> HttpRequest:
     return HttpRequest(method, path, _header(lines[1:], "accept"))
 
 
-def _header(lines: List[str], name: str) -> str:
+def _header(lines: list[str], name: str) -> str:
     found = []
     for line in lines:
         field, colon, value = line.partition(":")

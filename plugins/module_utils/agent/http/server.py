@@ -16,7 +16,7 @@ import select
 import socket
 import time
 import traceback
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Optional
 
 from ...base.closing import closed_on_error
 from ...base.errors import KernelError
@@ -70,13 +70,13 @@ class HttpServer:
         limits: Limits = DEFAULT_LIMITS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.closed: Dict[str, int] = dict.fromkeys((DEADLINE, EVICTED), 0)
+        self.closed: dict[str, int] = dict.fromkeys((DEADLINE, EVICTED), 0)
         self._log = log
         self._clock = clock
         self._limits = limits
         self._clients = clients
         self._connections = self._no_connections()
-        self._ports: Dict[int, OpenPort] = {}
+        self._ports: dict[int, OpenPort] = {}
         self._opened = 0
         self._supervisor = supervisor
         self._task: Optional[Task] = None
@@ -270,7 +270,7 @@ class HttpServer:
             self._loop.change(self._poll_ports.fileno(), select.EPOLLIN if wanted else 0)
 
     def _crashed(self, error: Exception) -> None:
-        lines: List[str] = traceback.format_exception(type(error), error, error.__traceback__)
+        lines: list[str] = traceback.format_exception(type(error), error, error.__traceback__)
         last = traceback.extract_tb(error.__traceback__)[-1:]
         where = [(frame.filename, frame.lineno) for frame in last]
         self._log.once(
@@ -292,7 +292,7 @@ def _listen(address: str, port: int, both_families: bool) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address == "::" and both_families else 1)
-        place: Tuple[Any, ...] = (address, port)
+        place: tuple[Any, ...] = (address, port)
         sock.bind(place)
         sock.listen(_BACKLOG)
     return sock

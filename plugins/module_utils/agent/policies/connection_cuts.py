@@ -10,7 +10,7 @@ pods and Services, and with pauses.
 
 from __future__ import annotations
 
-from typing import AbstractSet, Optional, Set
+from typing import AbstractSet, Optional
 
 from ...base.errors import KernelError
 from ...base.progress import Progress
@@ -40,7 +40,7 @@ class ConnectionCuts:
         self._pace = Pace(timers.clock, PAUSE_FACTOR, PAUSE_SECONDS)
         self._policy: Optional[NodePolicy] = None
         # Addresses whose connections are to be evaluated, and whether those of all pods are.
-        self._addresses: Set[Address] = set()
+        self._addresses: set[Address] = set()
         self._everything = False
         # The pass in progress, and the time that it has taken.
         self._steps: Optional[Steps[int]] = None

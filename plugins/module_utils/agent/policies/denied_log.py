@@ -8,7 +8,7 @@ No single policy denies a packet: it is denied because no rule of any policy tha
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Optional
 
 from ...base.addresses import is_link_local, unpacked
 from ...base.errors import KernelError
@@ -47,7 +47,7 @@ class DeniedLog:
         except KernelError as error:
             self._limited.warning("denied", "denied packets are not logged here", error=error)
 
-    def filenos(self) -> List[int]:
+    def filenos(self) -> list[int]:
         """Return the descriptors to wait for."""
         return [self._packets.fileno()] if self._packets is not None else []
 

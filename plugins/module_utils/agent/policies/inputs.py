@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, FrozenSet, List, Optional
+from typing import Callable, Optional
 
 from ...base.errors import KernelError
 from ...cluster.parsing.policy_objects import PolicyChanges
@@ -77,7 +77,7 @@ class NodesOfPolicies:
     """
 
     def __init__(self, view: ClusterView, timers: Timers, limited: LimitedLog, again: Callable[[], None]) -> None:
-        self.warnings: List[str] = []
+        self.warnings: list[str] = []
         self._view = view
         self._limited = limited
         self._clock = timers.clock
@@ -115,11 +115,11 @@ class PolicyLinks:
         self._limited = limited
         self._again = again
         self._pause = _FIRST_POLL_SECONDS
-        self._restricted: List[FrozenSet[Address]] = []
+        self._restricted: list[frozenset[Address]] = []
         self._timer = timers.add("look for interfaces of pods", self._look_again)
         self._monitor: Optional[AddressMonitor] = None
 
-    def filenos(self) -> List[int]:
+    def filenos(self) -> list[int]:
         """Return the descriptors that announce changes of interfaces."""
         return [self._monitor.fileno()] if self._monitor is not None else []
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Callable, Optional, Sequence
 
 from ...base.errors import KernelError, ProxyError, defect_text
 from ...cluster.account import BYTES_IN_NFTABLES
@@ -51,7 +51,7 @@ RETRY_FACTOR = 9.0
 
 _STALE = "the last known policies of a kind remain in force, and changes are not followed"
 
-Addresses = Tuple[Tuple[str, str], ...]
+Addresses = tuple[tuple[str, str], ...]
 
 
 class PolicySync:
@@ -72,7 +72,7 @@ class PolicySync:
         health: ProxyHealth,
         unserved: Callable[[], str] = str,
     ) -> None:
-        self.pods: Dict[Address, NamespacedName] = {}
+        self.pods: dict[Address, NamespacedName] = {}
         # As of the last table that was applied.
         self._pod_count = self._elements = 0
         self._failures = 0
@@ -94,7 +94,7 @@ class PolicySync:
         self._remove = False
         self._clock = timers.clock
         self._denied = DeniedLog(reports)
-        self._warned: FrozenSet[str] = frozenset()
+        self._warned: frozenset[str] = frozenset()
         self._schedule = _schedule()
         self._links = PolicyLinks(timers, self._limited, self._sync_again)
         self._choices = PolicyChoices(timers, self._sync_again)
@@ -167,7 +167,7 @@ class PolicySync:
             "warnings": self._warnings(policy),
         }
 
-    def _warnings(self, policy: Optional[NodePolicy]) -> List[str]:
+    def _warnings(self, policy: Optional[NodePolicy]) -> list[str]:
         if policy is None:
             return []
         return [*self._settings.warnings, *self._nodes.warnings, *annotation_warnings(policy)]
@@ -186,7 +186,7 @@ class PolicySync:
         }
 
     @property
-    def resources(self) -> Tuple[ResourceType, ...]:
+    def resources(self) -> tuple[ResourceType, ...]:
         """The types of objects to follow: what the settings in effect need, and those that are to replace them."""
         return self._settings.resources
 
@@ -219,14 +219,14 @@ class PolicySync:
             endpoints=endpoints,
         )
 
-    def compared(self) -> List[PlannedChange]:
+    def compared(self) -> list[PlannedChange]:
         """Return how the kernel differs from the policies, without changing it; nothing if none are enforced.
 
         Raises KernelError.
         """
         return [] if self._policy is None else self._table.compared(self._policy, self._settings.options)
 
-    def filenos(self) -> List[int]:
+    def filenos(self) -> list[int]:
         """Return the descriptors to wait for; none while none is read: after a failure, and before policies apply."""
         if self._schedule.rests(self._clock()) or self._policy is None or not self._settings.are_known:
             return []

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Mapping
 
 from ...base.errors import KernelError
 from ...cluster.model import NamespacedName
@@ -26,16 +26,16 @@ def policy_values(status: Mapping[str, Any], pods: Mapping[Address, NamespacedNa
     return {**status, "denied": _denied(pods), "forged": _forged()} if status else {}
 
 
-def _forged() -> Mapping[Tuple[str], int]:
+def _forged() -> Mapping[tuple[str], int]:
     # The table cannot be read. The code that writes it reports that; other metrics are served.
     with contextlib.suppress(KernelError):
         return {(interface,): packets for interface, packets in sorted(forged_packets().items())}
     return {}
 
 
-def _denied(pods: Mapping[Address, NamespacedName]) -> Mapping[Tuple[str, str, str], int]:
+def _denied(pods: Mapping[Address, NamespacedName]) -> Mapping[tuple[str, str, str], int]:
     nobody = NamespacedName("", "")
-    every: Dict[Tuple[str, str, str], int] = {}
+    every: dict[tuple[str, str, str], int] = {}
     # As with forged packets.
     with contextlib.suppress(KernelError):
         for (side, address), packets in denied_packets().items():

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from typing import Optional
 
 from ...convergence.handles import KernelHandles
 from ...convergence.removal import policy_removal_stages
@@ -41,11 +41,11 @@ class PolicyTable(SyncedTables):
         """Let the table be that of these policies from now on."""
         self._policy, self._options = policy, options
 
-    def filenos(self) -> List[int]:
+    def filenos(self) -> list[int]:
         """Return the descriptors that announce changes of the table."""
         return [self._watch.fileno()] if self._watch is not None else []
 
-    def notice_changes(self, found: Dict[str, str]) -> None:
+    def notice_changes(self, found: dict[str, str]) -> None:
         """Add the table with the reason if another program may have changed it. Raises KernelError."""
         if self._watch is not None:
             self._watch.poll(found)
@@ -87,7 +87,7 @@ class PolicyTable(SyncedTables):
             self._resource = self._handles.network_policy()
         return self._resource
 
-    def compared(self, policy: NodePolicy, options: Options) -> List[PlannedChange]:
+    def compared(self, policy: NodePolicy, options: Options) -> list[PlannedChange]:
         """Return how the kernel's table differs from the rows, without changing it. Raises KernelError."""
         return plan([Stage(self._kernel, desired_table(policy.table.rows, options))])
 

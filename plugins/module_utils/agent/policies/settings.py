@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Iterable, Mapping, Optional
 
 from ...base.addresses import Network
 from ...cluster.api.resource_types import ResourceType
@@ -32,15 +32,15 @@ class SettingsInEffect:
     def __init__(self, view: ClusterView, reports: Reports) -> None:
         self.requested = self.effective = NetworkPolicySettings()
         self.node_name = ""
-        self.ranges: Tuple[Network, ...] = ()
+        self.ranges: tuple[Network, ...] = ()
         self._view = view
         self._log, self._limited = reports.log, reports.limited
         self._unknown = UnknownPods("", self._limited)
         # New settings that need objects which are not known yet, and the name of the node.
-        self._waiting: Optional[Tuple[NetworkPolicySettings, str]] = None
+        self._waiting: Optional[tuple[NetworkPolicySettings, str]] = None
 
     @property
-    def resources(self) -> Tuple[ResourceType, ...]:
+    def resources(self) -> tuple[ResourceType, ...]:
         """The types of objects to follow: what the settings in effect need, and those that are to replace them."""
         wanted = [self.requested] if self._waiting is None else [self.requested, self._waiting[0]]
         return tuple(dict.fromkeys(item for settings in wanted for item in settings.resources))
@@ -51,7 +51,7 @@ class SettingsInEffect:
         return policy_options(self.effective)
 
     @property
-    def warnings(self) -> List[str]:
+    def warnings(self) -> list[str]:
         """What keeps traffic of unknown pods from being denied."""
         return [self._unknown.warning] if self._unknown.warning else []
 
@@ -91,7 +91,7 @@ class SettingsInEffect:
         # A Node may get its ranges some time after it was created.
         return self._current_ranges() != self.ranges or self._unknown_pods_changed()
 
-    def determine(self) -> Tuple[Network, ...]:
+    def determine(self) -> tuple[Network, ...]:
         """Determine the effective settings; return the ranges outside of which unknown pods are not denied."""
         self.ranges = self._current_ranges()
         self.effective = self._feasible()
@@ -118,7 +118,7 @@ class SettingsInEffect:
                 return self.requested._replace(unknown_pods=ALLOW)
         return self.requested
 
-    def _current_ranges(self) -> Tuple[Network, ...]:
+    def _current_ranges(self) -> tuple[Network, ...]:
         """Return the node's pod ranges; the last ones while its Node is gone or has none, to deny what they deny."""
         ranges = pod_ranges(self._view.state, self.requested, self.node_name)
         if ranges or not self.ranges or self.requested.unknown_pods != DENY:
@@ -141,10 +141,10 @@ class UnknownPods:
         self.warning = ""
         self._node_name = node_name
         self._limited = limited
-        self._ranges: Tuple[Network, ...] = ()
-        self._addresses: Dict[NamespacedName, Tuple[str, ...]] = {}
+        self._ranges: tuple[Network, ...] = ()
+        self._addresses: dict[NamespacedName, tuple[str, ...]] = {}
 
-    def begin(self, pods: Mapping[NamespacedName, Pod], ranges: Tuple[Network, ...]) -> None:
+    def begin(self, pods: Mapping[NamespacedName, Pod], ranges: tuple[Network, ...]) -> None:
         """Decide for the pods of a cluster and the pod ranges of the node."""
         self.denied &= ranges == self._ranges
         self._ranges = ranges

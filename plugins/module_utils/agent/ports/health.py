@@ -17,7 +17,7 @@ import functools
 import json
 import threading
 import time
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Mapping, NamedTuple, Optional, Sequence
 
 from ...base.errors import KernelError
 from ...cluster.model import NamespacedName, Node
@@ -53,16 +53,16 @@ class ProxyHealth:
         #: Returns which other service proxy is noticed, in one line; the agent replaces it.
         self.other_proxy: Callable[[], str] = str
         #: Returns whether each of what pods need is in force on this node; the agent replaces it.
-        self.stages: Callable[[], Dict[str, bool]] = dict
+        self.stages: Callable[[], dict[str, bool]] = dict
         self._clock = clock
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._updated: Dict[str, float] = {}
-        self._oldest_pending: Dict[str, float] = {}
+        self._updated: dict[str, float] = {}
+        self._oldest_pending: dict[str, float] = {}
         self._node_eligible = False
-        self._stuck: Tuple[str, ...] = ()
+        self._stuck: tuple[str, ...] = ()
 
-    def threads_stuck(self, names: Tuple[str, ...]) -> None:
+    def threads_stuck(self, names: tuple[str, ...]) -> None:
         """Record the agent's stuck threads; with any of them the agent is unhealthy."""
         with self._lock:
             self._stuck = names
@@ -89,7 +89,7 @@ class ProxyHealth:
         with self._lock:
             self._node_eligible = not node.deleting and DELETION_TAINT not in node.taint_keys
 
-    def _families(self) -> Dict[str, bool]:
+    def _families(self) -> dict[str, bool]:
         now = self._monotonic()
         return {
             family: family not in self._oldest_pending or now - self._oldest_pending[family] < self.timeout
@@ -113,7 +113,7 @@ class ProxyHealth:
             healthy = not self._stuck and all(families.values()) and (with_eligibility or not self.other_proxy())
         good = healthy and (eligible or not with_eligibility)
         last = now if good else max(updated.values(), default=None)
-        body: Dict[str, object] = {"lastUpdated": json_time(last), "currentTime": json_time(now)}
+        body: dict[str, object] = {"lastUpdated": json_time(last), "currentTime": json_time(now)}
         if with_eligibility:
             body["nodeEligible"] = eligible
         body["healthy"] = healthy
@@ -174,12 +174,12 @@ class ServiceHealthPorts:
     def __init__(self, server: HttpServer, health: ProxyHealth) -> None:
         self._server = server
         self._health = health
-        self._addresses: Tuple[str, ...] = ()
-        self._ports: Dict[NamespacedName, int] = {}
-        self._counts: Dict[NamespacedName, int] = {}
-        self._service_of: Dict[int, NamespacedName] = {}
-        self._open: Dict[Tuple[str, int], OpenPort] = {}
-        self._failed: Dict[NamespacedName, str] = {}
+        self._addresses: tuple[str, ...] = ()
+        self._ports: dict[NamespacedName, int] = {}
+        self._counts: dict[NamespacedName, int] = {}
+        self._service_of: dict[int, NamespacedName] = {}
+        self._open: dict[tuple[str, int], OpenPort] = {}
+        self._failed: dict[NamespacedName, str] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -194,7 +194,7 @@ class ServiceHealthPorts:
 
     def sync(
         self, addresses: Sequence[str], ports: Mapping[NamespacedName, int], counts: Mapping[NamespacedName, int]
-    ) -> List[FailedPort]:
+    ) -> list[FailedPort]:
         """Serve these ports on these addresses with these counts of ready local endpoints.
 
         Return the failures that are new, or have another reason than before.
@@ -211,7 +211,7 @@ class ServiceHealthPorts:
             return []
         return self.retry()
 
-    def retry(self) -> List[FailedPort]:
+    def retry(self) -> list[FailedPort]:
         """Open the wanted ports that are not open; return failures as :meth:`sync` does."""
         before = self._failed
         self._failed = {

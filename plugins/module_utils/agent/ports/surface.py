@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import time
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from ...base.addresses import IPV6, is_link_local
 from ...base.errors import KernelError
@@ -151,7 +151,7 @@ class Surface:
             Listener("healthz", self.server, healthz, self._health_answer),
             Listener("metrics", self.server, metrics_address, self._metrics_answer),
         ]
-        self._pages: Dict[str, Callable[[HttpRequest], Response]] = {
+        self._pages: dict[str, Callable[[HttpRequest], Response]] = {
             "/metrics": lambda _request: Response(200, _METRICS, self._metrics.text()),
             "/metrics/slis": self._service_levels,
             "/healthz": lambda _request: Response(200, _TEXT, b"ok"),
@@ -162,7 +162,7 @@ class Surface:
             "/flagz": lambda request: zpages.flagz(request.accept, self._flags),
             "/statusz": self._statusz,
         }
-        self._service_health: Dict[str, ServiceHealthPorts] = {}
+        self._service_health: dict[str, ServiceHealthPorts] = {}
 
     def configure(self, configuration: KubeProxyConfiguration) -> None:
         """Apply the configuration in effect; a port whose address does not change is not closed."""
@@ -210,7 +210,7 @@ class Surface:
 
     def sync_service_health(
         self, settings: DataplaneSettings, ports: Mapping[NamespacedName, int], counts: Mapping[NamespacedName, int]
-    ) -> List[FailedPort]:
+    ) -> list[FailedPort]:
         """Open, close and update the health check node ports of a family; return new failures.
 
         ``ports``, and ``counts`` of ready endpoints on this node: by Service.
@@ -220,17 +220,17 @@ class Surface:
             found = self._service_health[settings.family] = ServiceHealthPorts(self.server, self.health)
         return found.sync(health_addresses(settings), ports, counts)
 
-    def retry_service_health(self) -> List[FailedPort]:
+    def retry_service_health(self) -> list[FailedPort]:
         """Retry to open ports that could not be opened; return new failures."""
         return [failure for ports in self._service_health.values() if ports.failed for failure in ports.retry()]
 
     @property
-    def failed_ports(self) -> List[str]:
+    def failed_ports(self) -> list[str]:
         """Why ports of the agent itself are not open."""
         return [f"{item.name}: {item.failure}" for item in self.listeners if item.pending and item.failure]
 
     @property
-    def failed_services(self) -> Dict[NamespacedName, str]:
+    def failed_services(self) -> dict[NamespacedName, str]:
         """Services whose health check node port is not open on every address, and why."""
         return {service: text for ports in self._service_health.values() for service, text in ports.failed.items()}
 
@@ -248,11 +248,11 @@ class Surface:
         self.server.stop()
 
 
-def _own_addresses(configuration: KubeProxyConfiguration) -> Tuple[Optional[Address], Optional[Address]]:
+def _own_addresses(configuration: KubeProxyConfiguration) -> tuple[Optional[Address], Optional[Address]]:
     return parse_address(configuration.healthz_bind_address), parse_address(configuration.metrics_bind_address)
 
 
-def health_addresses(settings: DataplaneSettings) -> Tuple[str, ...]:
+def health_addresses(settings: DataplaneSettings) -> tuple[str, ...]:
     """Return where health check node ports of a family listen: everywhere, or on the addresses that serve node ports.
 
     Link-local IPv6 addresses are omitted, because listening on them requires an interface.
@@ -283,7 +283,7 @@ class PortKeeper:
         self._post = post
         self._must_bind = must_bind
         self._other_proxy = other_proxy
-        self._failed: Set[NamespacedName] = set()
+        self._failed: set[NamespacedName] = set()
         self._own_ports = timers.add("open own ports", self.open)
         self._health_ports = timers.add("open health check node ports", self._retry)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence
 
 from ...base.timestamps import timestamp
 from ...configuration.behaviour import KUBE_PROXY_RELEASE
@@ -117,13 +117,13 @@ def _answer(accept: str, kind: str, document: Mapping[str, Any], lines: Sequence
 
 
 def _structured(kind: str, version: str, document: Mapping[str, Any]) -> Response:
-    whole: Dict[str, Any] = {
+    whole: dict[str, Any] = {
         "kind": kind,
         "apiVersion": f"{_GROUP}/{version}",
         "metadata": {"name": COMPONENT},
         **document,
     }
-    headers: Tuple[Tuple[str, str], ...] = _JSON
+    headers: tuple[tuple[str, str], ...] = _JSON
     if version in _DEPRECATED:
         warning = f'299 - "This version of the {kind.lower()} endpoint is deprecated. Please use a newer version."'
         headers = (*_JSON, ("Warning", warning))

@@ -10,7 +10,7 @@ So it is read for what is due only, in short steps between which the loop does o
 from __future__ import annotations
 
 import time
-from typing import Callable, List, NamedTuple, Optional, Sequence
+from typing import Callable, NamedTuple, Optional, Sequence
 
 from ...base.errors import KernelError
 from ...kernel.conntrack.tcp_flows import Ended, Targets, ending_connections
@@ -46,7 +46,7 @@ class ConnectionResets:
         self._proxiers = proxiers
         self._timer = timers.add("end connections to removed endpoints", self._work)
         self._earliest = 0.0
-        self._running: List[_Running] = []
+        self._running: list[_Running] = []
         self._known_problem = ""
 
     def follow(self) -> None:

@@ -9,7 +9,7 @@ continues to serve the affected Services as before for a while.
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterable, NamedTuple, Set
+from typing import Callable, Iterable, NamedTuple
 
 from ...base.errors import some_of
 from ...cluster.model import NamespacedName
@@ -26,7 +26,7 @@ class Loss(NamedTuple):
     ``is_new``: whether the loss has just begun. ``held``: whether to serve the Services as before for now.
     """
 
-    services: Set[NamespacedName]
+    services: set[NamespacedName]
     text: str
     is_new: bool
     held: bool
@@ -43,8 +43,8 @@ class EndpointLossWatch:
         self.max_percent = max_percent
         self._hold_seconds = hold_seconds
         self._clock = clock
-        self._served: Set[NamespacedName] = set()
-        self._lost: Dict[NamespacedName, float] = {}
+        self._served: set[NamespacedName] = set()
+        self._lost: dict[NamespacedName, float] = {}
         self._since = 0.0
         self.held_until = 0.0
 
@@ -57,7 +57,7 @@ class EndpointLossWatch:
         self._lost = {name: moment for name, moment in self._lost.items() if now - moment < WINDOW_SECONDS}
         before = len(self._served) + len(self._lost)
         changed = [name for name in dirty if name in self._served]
-        losing: Set[NamespacedName] = set()
+        losing: set[NamespacedName] = set()
         if before >= LOSS_MINIMUM and self._exceeds(len(changed), before):
             losing = {name for name in changed if not has_endpoints(name)}
         if not losing or not self._exceeds(len(losing), before):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple, Optional
 
 from ...base.errors import ProxyError
 from ...cluster.model import Node
@@ -24,8 +24,8 @@ class NodeChange(NamedTuple):
     ``lost``: what the Node had before and does not have any more.
     """
 
-    found: Tuple[str, ...]
-    lost: Tuple[str, ...]
+    found: tuple[str, ...]
+    lost: tuple[str, ...]
 
 
 def node_change(before: Node, now: Node, *, uses_pod_cidrs: bool) -> NodeChange:
@@ -52,7 +52,7 @@ class NodeFollower:
     def __init__(self, timers: Timers, reports: Reports, *, zone_changed: Callable[[str], None]) -> None:
         self.in_effect: Optional[Node] = None
         # What the Node has lost, as reported.
-        self._lost: Tuple[str, ...] = ()
+        self._lost: tuple[str, ...] = ()
         self._rebuild: Callable[[], None] = lambda: None
         self._retry = timers.add("apply a change of the Node", self._set_up_again)
         # The zone in effect, and that of the Node.

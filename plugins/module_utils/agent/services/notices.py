@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Iterable, Sequence, Set, Tuple
+from typing import Iterable, Sequence
 
 from ...base.errors import Refusal
 from ...cluster.claims import NO_CONFLICTS, Conflicts
@@ -25,7 +25,7 @@ MOST_NAMED = 20
 _ANNOTATIONS = "metadata.annotations["
 
 
-def failures_of(view: ClusterView, families: Iterable[Proxier]) -> FrozenSet[Failure]:
+def failures_of(view: ClusterView, families: Iterable[Proxier]) -> frozenset[Failure]:
     """Return the objects that cannot be processed in the view or in any family."""
     return view.failures.all.union(*(proxier.failures.all for proxier in families))
 
@@ -36,9 +36,9 @@ class Notices:
     def __init__(self, reports: Reports) -> None:
         self._metrics, self._log, self._limited = reports.metrics, reports.log, reports.limited
         self._conflicts = NO_CONFLICTS
-        self._failures: FrozenSet[Failure] = frozenset()
-        self._unserved: Set[Tuple[NamespacedName, str]] = set()
-        self._kept_chains: Set[Tuple[str, str]] = set()
+        self._failures: frozenset[Failure] = frozenset()
+        self._unserved: set[tuple[NamespacedName, str]] = set()
+        self._kept_chains: set[tuple[str, str]] = set()
 
     def report(self, view: ClusterView, families: Sequence[Proxier]) -> None:
         """Log what is new, and set the metrics."""
@@ -97,7 +97,7 @@ class AnnotationWarnings:
 
     def __init__(self, reports: Reports) -> None:
         self._limited, self._post = reports.limited, reports.post
-        self._known: Dict[str, NamespacedName] = {}
+        self._known: dict[str, NamespacedName] = {}
         self._seen: object = None
 
     def update(self, state: ClusterState, families: Iterable[Proxier]) -> None:
@@ -108,7 +108,7 @@ class AnnotationWarnings:
         if seen == self._seen:
             return
         self._seen = seen
-        now: Dict[str, NamespacedName] = {}
+        now: dict[str, NamespacedName] = {}
         for part in skipped:
             if is_annotation(part):
                 # An EndpointSlice or a Node has no Event: only its namespace counts.
@@ -134,9 +134,9 @@ class RefusalEvents:
 
     def __init__(self, reports: Reports) -> None:
         self._limited, self._post = reports.limited, reports.post
-        self._known: FrozenSet[Refusal] = frozenset()
+        self._known: frozenset[Refusal] = frozenset()
 
-    def update(self, refusals: Tuple[Refusal, ...], skipped: Tuple[Refusal, ...]) -> None:
+    def update(self, refusals: tuple[Refusal, ...], skipped: tuple[Refusal, ...]) -> None:
         """Report the new ones of the refusals of objects, and of parts, which are all that are in effect."""
         parts = [part for part in skipped if not is_annotation(part)]
         now = frozenset((*refusals, *parts))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from types import MappingProxyType
-from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from ...cluster.model import NamespacedName
 from ...serviceports.info import ServicePortInfo, ServicePortName
@@ -101,14 +101,14 @@ class Portions:
 
     def __init__(self) -> None:
         # In the order in which they began to wait.
-        self._waiting: Dict[NamespacedName, _Waiting] = {}
-        self._programmed: Dict[NamespacedName, int] = {}
+        self._waiting: dict[NamespacedName, _Waiting] = {}
+        self._programmed: dict[NamespacedName, int] = {}
         # The entries of a portion, and those of the last one.
         self._most = MOST_ENTRIES
         self._taken = 0
 
     @property
-    def waiting(self) -> FrozenSet[NamespacedName]:
+    def waiting(self) -> frozenset[NamespacedName]:
         """The Services that wait."""
         return frozenset(self._waiting)
 
@@ -116,9 +116,9 @@ class Portions:
         """Forget who waits: everything is programmed at once."""
         self._waiting.clear()
 
-    def urgent(self, dirty: Set[NamespacedName], size_of: SizeOf) -> Set[NamespacedName]:
+    def urgent(self, dirty: set[NamespacedName], size_of: SizeOf) -> set[NamespacedName]:
         """Return the Services that are programmed at once; the others wait."""
-        heavy: Dict[NamespacedName, Size] = {}
+        heavy: dict[NamespacedName, Size] = {}
         for service in dirty:
             size = size_of(service)
             if size.entries or service in self._programmed:
@@ -141,14 +141,14 @@ class Portions:
             else:
                 self._waiting[service] = _Waiting(size_of(service))
 
-    def take(self, size_of: SizeOf) -> Dict[NamespacedName, Step]:
+    def take(self, size_of: SizeOf) -> dict[NamespacedName, Step]:
         """Return the next portion: the Service that waits longest, then those of the namespaces with fewest entries."""
         of_namespace: Counter[str] = Counter()
         for service, waiting in self._waiting.items():
             # Its endpoints may have arrived since it began to wait.
             waiting.entries = max(waiting.entries, size_of(service).entries)
             of_namespace[service.namespace] += waiting.entries
-        steps: Dict[NamespacedName, Step] = {}
+        steps: dict[NamespacedName, Step] = {}
         left = self._most
         for service in [
             *list(self._waiting)[:1],
@@ -216,7 +216,7 @@ class _Number(NamedTuple):
     node_port: int
 
 
-def _numbers_of(info: ServicePortInfo) -> List[_Number]:
+def _numbers_of(info: ServicePortInfo) -> list[_Number]:
     protocol = info.key.protocol
     found = [_Number(protocol, info.port, 0)]
     return [*found, _Number(protocol, 0, info.node_port)] if info.node_port else found
@@ -227,9 +227,9 @@ class PortSteps:
 
     def __init__(self) -> None:
         # The ServicePorts of Services whose steps have begun and not ended.
-        self._begun: Dict[NamespacedName, Sequence[ServicePortInfo]] = {}
+        self._begun: dict[NamespacedName, Sequence[ServicePortInfo]] = {}
         # Which ServicePort has which number, of Services with several ports.
-        self._owners: Dict[NamespacedName, Dict[_Number, ServicePortName]] = {}
+        self._owners: dict[NamespacedName, dict[_Number, ServicePortName]] = {}
 
     def computed(self, service: NamespacedName, step: Step) -> Optional[Sequence[ServicePortInfo]]:
         """Return the ServicePorts that the first of these steps has computed; None if they must be computed now."""
@@ -237,9 +237,9 @@ class PortSteps:
 
     def kept(
         self, services: Mapping[NamespacedName, Sequence[ServicePortInfo]], steps: Steps, known: Summaries
-    ) -> Set[ServicePortName]:
+    ) -> set[ServicePortName]:
         """Return the ServicePorts that these steps leave as they are. ``known``: the Services that had any before."""
-        kept: Set[ServicePortName] = set()
+        kept: set[ServicePortName] = set()
         for service, ports in services.items():
             step = steps.get(service, WHOLE)
             tied = self._is_tied(service, ports, service in known)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, TypeVar
 
 from ...base.addresses import family_of
 from ...base.errors import KernelError
@@ -51,7 +51,7 @@ def _key_of(service: NamespacedName) -> ObjectKey:
     return ObjectKey("Service", service.namespace, service.name)
 
 
-def _note(known: Dict[NamespacedName, List[str]], service: NamespacedName, lines: List[str]) -> bool:
+def _note(known: dict[NamespacedName, list[str]], service: NamespacedName, lines: list[str]) -> bool:
     """Record the lines about a Service, and return whether they changed."""
     if lines == known.get(service, []):
         return False
@@ -81,7 +81,7 @@ class Proxier(SyncedTables):
         self.tables = DesiredTables(mode.rendering, context.settings, handles.progress, self._failed)
         self.slot_limit = SlotLimit(mode.rendering)
         self._steps = PortSteps()
-        self.stages: List[Stage] = mode.stages(configuration, [FamilyTables(context, self.tables.desired)], handles)
+        self.stages: list[Stage] = mode.stages(configuration, [FamilyTables(context, self.tables.desired)], handles)
         for stage in self.stages:
             stage.resource.report_to(handles.progress)
         self._adjustments = mode.adjustments(context, self.stages, handles)
@@ -91,15 +91,15 @@ class Proxier(SyncedTables):
         self.stale_flows = StaleFlows(self.family, settings, mode.tracks_connections, handles.progress)
         self.removed = RemovedEndpoints(configuration.node_proxy.service_policy, monotonic)
         #: Services with ports that the mode cannot serve, and why.
-        self.unserved: Dict[NamespacedName, List[str]] = {}
+        self.unserved: dict[NamespacedName, list[str]] = {}
         #: Services whose policy the mode supports only in part, and what it does not support.
-        self.ignored: Dict[NamespacedName, List[str]] = {}
+        self.ignored: dict[NamespacedName, list[str]] = {}
         #: How often that changed.
         self.ignored_changes = 0
-        self._asked: Set[str] = set()
+        self._asked: set[str] = set()
         # The keys of what partial syncs of the first stage could not apply.
         self._unapplied: Change[Any, Any] = NO_CHANGE
-        self._found: Optional[Set[str]] = None
+        self._found: Optional[set[str]] = None
 
     @property
     def has_observed(self) -> bool:
@@ -117,7 +117,7 @@ class Proxier(SyncedTables):
         return self.context.variant
 
     @property
-    def kept_chains(self) -> List[str]:
+    def kept_chains(self) -> list[str]:
         """The chains that are kept, empty, because rules of other programs jump to them, as ``table chain``."""
         used = {key for stage in self.stages for key in getattr(stage.resource, "referenced", ())}
         return sorted(f"{key.table} {key.chain}" for key in used if key not in self.tables.desired[Kind.CHAINS])
@@ -185,7 +185,7 @@ class Proxier(SyncedTables):
     def _apply(
         self, state: ClusterState, services: Iterable[NamespacedName], size: Optional[int], steps: Steps
     ) -> None:
-        ports: Dict[NamespacedName, Sequence[ServicePortInfo]] = {}
+        ports: dict[NamespacedName, Sequence[ServicePortInfo]] = {}
         endpoints = 0
         for number, service in enumerate(services):
             if number % _SERVICES_BETWEEN_PROGRESS == 0 or endpoints >= _ENDPOINTS_BETWEEN_PROGRESS:
@@ -225,9 +225,9 @@ class Proxier(SyncedTables):
             self.stale_flows.note(service, found, is_new=service not in self.summaries)
             self.summaries.put(service, found)
 
-    def request_slots(self, state: ClusterState, services: Iterable[NamespacedName]) -> Set[NamespacedName]:
+    def request_slots(self, state: ClusterState, services: Iterable[NamespacedName]) -> set[NamespacedName]:
         """Count what these Services request of stable hashing now; return others whose admission this changes."""
-        found: Dict[NamespacedName, Sequence[ServicePortInfo]] = {}
+        found: dict[NamespacedName, Sequence[ServicePortInfo]] = {}
         for service in services if self.mode.rendering.most_lists else ():
             item = state.services.get(service)
             asks = item is not None and not (item.policy is NO_POLICY and item.aliases is NO_POLICY)
@@ -279,7 +279,7 @@ class Proxier(SyncedTables):
         node = self.context.node
         return self._attempt(service, lambda: count_endpoints(state, service, self.family, node.outside, node.policy))
 
-    def take_found_served(self) -> Set[str]:
+    def take_found_served(self) -> set[str]:
         """Return the cluster IPs of the family that had endpoints when the kernel was first observed; forget them."""
         found, self._found = self._found, set()
         return {address for address in found or () if family_of(address) == self.family}

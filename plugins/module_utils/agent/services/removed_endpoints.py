@@ -10,14 +10,14 @@ neither ready nor serving. Endpoints of a lost machine are unready for minutes b
 from __future__ import annotations
 
 import math
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, NamedTuple, Optional, Sequence
 
 from ...cluster.model import NamespacedName
 from ...configuration.node_proxy import ServicePolicySettings
 from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName
 from ...serviceports.policy import reset_after
 
-Place = Tuple[str, int]
+Place = tuple[str, int]
 
 
 class Leaving(NamedTuple):
@@ -29,14 +29,14 @@ class Leaving(NamedTuple):
     due: float
     port: ServicePortInfo
     endpoint: Optional[Endpoint]
-    kept: Tuple[Place, ...] = ()
+    kept: tuple[Place, ...] = ()
 
     def __str__(self) -> str:
         """Return the ServicePort, and the endpoint."""
         return f"{self.port.key} {self.endpoint.text}" if self.endpoint is not None else str(self.port.key)
 
 
-def _serving(port: Optional[ServicePortInfo]) -> Dict[Place, Endpoint]:
+def _serving(port: Optional[ServicePortInfo]) -> dict[Place, Endpoint]:
     return {} if port is None else {(item.ip, item.port): item for item in port.endpoints if item.serving}
 
 
@@ -51,8 +51,8 @@ class RemovedEndpoints:
         self._settings = settings
         self._clock = clock
         self._is_first = True
-        self._known: Dict[NamespacedName, Dict[ServicePortName, ServicePortInfo]] = {}
-        self._leaving: Dict[Tuple[ServicePortName, Optional[Place]], Leaving] = {}
+        self._known: dict[NamespacedName, dict[ServicePortName, ServicePortInfo]] = {}
+        self._leaving: dict[tuple[ServicePortName, Optional[Place]], Leaving] = {}
 
     def note(self, service: NamespacedName, ports: Sequence[ServicePortInfo]) -> None:
         """Record the ServicePorts that a Service has from now on, none if it was deleted."""
@@ -96,7 +96,7 @@ class RemovedEndpoints:
         """Return the seconds until something is due, infinite if nothing will be."""
         return max(0.0, min(item.due for item in self._leaving.values()) - self._clock()) if self._leaving else math.inf
 
-    def pop(self) -> List[Leaving]:
+    def pop(self) -> list[Leaving]:
         """Return what is due, and forget it."""
         self._is_first = False
         now = self._clock()

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Tuple
+from typing import Mapping, NamedTuple
 
 from ...cluster.account import SLOTS, NodeFactors, Rates, rates_of
 from ...cluster.model import NamespacedName
@@ -40,8 +40,8 @@ class Proxiers(NamedTuple):
     mode: Mode
     mode_reason: str
     node_view: NodeView
-    families: Tuple[Proxier, ...]
-    warnings: Tuple[str, ...]
+    families: tuple[Proxier, ...]
+    warnings: tuple[str, ...]
     sysctls: Mapping[str, Wanted]
 
     @property
@@ -101,7 +101,7 @@ def set_up(request: Request, handles: KernelHandles) -> Proxiers:
     )
 
 
-def _contexts(request: Request, configuration: KubeProxyConfiguration, view: NodeView) -> List[FamilyContext]:
+def _contexts(request: Request, configuration: KubeProxyConfiguration, view: NodeView) -> list[FamilyContext]:
     return [family_context(request.cluster, configuration, view, family) for family in view.families]
 
 
@@ -131,7 +131,7 @@ def remove_leftovers(proxiers: Proxiers, agent: KernelHandles) -> Leftovers:
     )
 
 
-def with_current_addresses(proxiers: Proxiers, cluster: ClusterState) -> Tuple[Proxiers, Dict[str, DataplaneSettings]]:
+def with_current_addresses(proxiers: Proxiers, cluster: ClusterState) -> tuple[Proxiers, dict[str, DataplaneSettings]]:
     """Return the node with its current addresses, and the resulting settings for each family.
 
     Raises ConfigurationError, KernelError.

@@ -10,7 +10,7 @@ gained.
 
 from __future__ import annotations
 
-from typing import Callable, Dict, NamedTuple, Set, Tuple
+from typing import Callable, NamedTuple
 
 from ...cluster.account import EIGHTHS
 from ...cluster.model import NamespacedName
@@ -19,7 +19,7 @@ from ...configuration.node_proxy import ServicePolicySettings
 from ...serviceports.policy import policy_of
 from ..source.view import ClusterView
 
-Place = Tuple[str, int]
+Place = tuple[str, int]
 #: Added to the delay so that rounding never wakes the loop before a step.
 _LATE_SECONDS = 0.01
 
@@ -28,7 +28,7 @@ class _Known(NamedTuple):
     """The places that are ready, since when; and those among them that rise, over ``seconds``."""
 
     seconds: float
-    since: Dict[Place, float]
+    since: dict[Place, float]
 
 
 class SlowStart:
@@ -36,8 +36,8 @@ class SlowStart:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._services: Dict[NamespacedName, _Known] = {}
-        self._rising: Set[NamespacedName] = set()
+        self._services: dict[NamespacedName, _Known] = {}
+        self._rising: set[NamespacedName] = set()
 
     def update(self, view: ClusterView, settings: ServicePolicySettings) -> None:
         """Note what changed in the view, and mark as dirty the Services in which a share rises by a step."""
@@ -84,7 +84,7 @@ class SlowStart:
         return max(_LATE_SECONDS, min(steps)) if steps else 0.0
 
 
-def _eighths(known: _Known, now: float) -> Dict[Place, int]:
+def _eighths(known: _Known, now: float) -> dict[Place, int]:
     """Return how many eighths of its share each place has reached; places with the whole share are omitted."""
     reached = {place: max(1, int((now - since) * EIGHTHS / known.seconds)) for place, since in known.since.items()}
     return {place: count for place, count in reached.items() if count < EIGHTHS}

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import AbstractSet, Callable, Iterable, Optional, Sequence, Tuple
+from typing import AbstractSet, Callable, Iterable, Optional, Sequence
 
 from ...base.progress import Progress
 from ...cluster.model import NamespacedName
@@ -49,7 +49,7 @@ class StaleFlows:
         """
         self._changes.repeat(services)
 
-    def delete(self, services: Iterable[NamespacedName], ports_of: ServicePortsOf) -> Tuple[int, float]:
+    def delete(self, services: Iterable[NamespacedName], ports_of: ServicePortsOf) -> tuple[int, float]:
         """Delete stale entries, if Services or tables changed since the last call in a way that can make entries stale.
 
         ``services``: all of the family. Like kube-proxy, examine the entries of all UDP Services after any of them

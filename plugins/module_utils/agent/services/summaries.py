@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 from ...cluster.model import NamespacedName
 from ...serviceports.info import ServicePortInfo
@@ -76,11 +76,11 @@ class Summaries:
 
     def __init__(self, counts_ports: bool = True) -> None:
         self._counts_ports = counts_ports
-        self._services: Dict[NamespacedName, ServiceSummary] = {}
+        self._services: dict[NamespacedName, ServiceSummary] = {}
         self.totals = SummaryTotals(0, 0, 0, 0)
         #: Health check node ports by Service, and how many ready endpoints each of these Services has on this node.
-        self.health_ports: Dict[NamespacedName, int] = {}
-        self.health_counts: Dict[NamespacedName, int] = {}
+        self.health_ports: dict[NamespacedName, int] = {}
+        self.health_counts: dict[NamespacedName, int] = {}
 
     def __len__(self) -> int:
         return len(self._services)

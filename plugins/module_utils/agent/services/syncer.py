@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
+from typing import AbstractSet, Iterable, NamedTuple, Sequence
 
 from ...base.errors import KernelError, ProxyError
 from ...cluster.model import NamespacedName
@@ -42,7 +42,7 @@ class SyncOutcome(NamedTuple):
     """
 
     succeeded: bool
-    failed_services: List[FailedPort]
+    failed_services: list[FailedPort]
     changes: int
     observed: bool
     loss: str = ""
@@ -70,7 +70,7 @@ class Syncer:
         other_proxy: OtherProxy,
     ) -> None:
         self.view = view
-        self.begun: FrozenSet[NamespacedName] = frozenset()
+        self.begun: frozenset[NamespacedName] = frozenset()
         self.last_error = ""
         self.started = False
         self.syncs = 0
@@ -84,11 +84,11 @@ class Syncer:
         self.suspects, self.suspect = self.tables.suspects, self.tables.suspect
         self._comparisons = self.tables.comparisons
         self.losses = losses
-        self._held: Set[NamespacedName] = set()
+        self._held: set[NamespacedName] = set()
         self._portions = Portions()
         # The Services of a sync that has failed, which some family may not have applied.
-        self._unapplied: Set[NamespacedName] = set()
-        self._filling: Dict[str, float] = {}
+        self._unapplied: set[NamespacedName] = set()
+        self._filling: dict[str, float] = {}
         # Whether the last portion took steps of a comparison.
         self._in_turn = False
 
@@ -142,7 +142,7 @@ class Syncer:
     def _serves(self, proxiers: Proxiers, service: NamespacedName) -> bool:
         return any(proxier.summaries.serves(service) for proxier in proxiers.families)
 
-    def _hold_back(self, proxiers: Proxiers, dirty: Set[NamespacedName]) -> str:
+    def _hold_back(self, proxiers: Proxiers, dirty: set[NamespacedName]) -> str:
         """Check the change of these Services for a loss; remove held-back Services from ``dirty``.
 
         Return a description of the loss if it is a new one.
@@ -167,7 +167,7 @@ class Syncer:
         self._metrics.losses.inc()
         self._log.warning("most Services of this node lose their endpoints", loss=text, held_back=held)
 
-    def _fill(self, proxiers: Proxiers, services: List[NamespacedName], begun: AbstractSet[NamespacedName]) -> Set[str]:
+    def _fill(self, proxiers: Proxiers, services: list[NamespacedName], begun: AbstractSet[NamespacedName]) -> set[str]:
         """Program an empty kernel step by step; return the families whose tables then contain every Service.
 
         The full sync that follows handles a failure. Its duration in the metrics includes the time of this call.
@@ -228,10 +228,10 @@ class Syncer:
         return outcome
 
     def _sync(
-        self, proxiers: Proxiers, dirty: Set[NamespacedName], steps: Steps = NO_STEPS, *, continued: bool = False
+        self, proxiers: Proxiers, dirty: set[NamespacedName], steps: Steps = NO_STEPS, *, continued: bool = False
     ) -> SyncOutcome:
         succeeded = True
-        failed: List[FailedPort] = []
+        failed: list[FailedPort] = []
         changes = 0
         suspects = self.tables.pop_suspects()
         self._comparisons.forget_ended()
@@ -311,7 +311,7 @@ class Syncer:
             )
         return changed + synced.repaired
 
-    def _large(self, proxiers: Proxiers) -> Set[NamespacedName]:
+    def _large(self, proxiers: Proxiers) -> set[NamespacedName]:
         """Return the Services that may wait when everything is programmed."""
         state = self.view.state
         return {service for service in state.services if proxiers.size_of(state, service).entries}
@@ -358,7 +358,7 @@ class Syncer:
             metrics.parts_skipped.labels(kind).set(count)
         self._notices.report(self.view, proxiers.families)
 
-    def drain(self, families: Sequence[Proxier]) -> Tuple[int, int]:
+    def drain(self, families: Sequence[Proxier]) -> tuple[int, int]:
         """Remove real servers whose connections have ended; return how many were removed and how many are kept."""
         gone = 0
         for proxier in families:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from typing import AbstractSet, Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Union
+from typing import AbstractSet, Any, Callable, Mapping, Optional, Sequence, Union
 
 from ...base.errors import ApiError, Refusal
 from ...base.progress import Progress, unheeded
@@ -87,7 +87,7 @@ class Origin:
     def check(self, client: ApiClient) -> None:
         """Raise ApiError if the server is of another cluster, or cannot be asked; one request as a rule."""
         known = origin_of(self._services()) or self._before
-        now: Dict[NamespacedName, str] = {}
+        now: dict[NamespacedName, str] = {}
         for name in filter(known.__contains__, FIRST_SERVICES):
             try:
                 path, field = SERVICES.in_namespace(name.namespace), f"metadata.name={name.name}"
@@ -133,7 +133,7 @@ class ClusterSource:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.view = ClusterView(room, progress)
-        self.reflectors: List[Reflector] = []
+        self.reflectors: list[Reflector] = []
         self.from_cache = False
         self.disk_copy = disk_copy
         self._connect = connect
@@ -148,7 +148,7 @@ class ClusterSource:
         self._first = FirstServices(deliver)
         self._origin = None if any_cluster else Origin(lambda: self.view.state.services, disk_copy, recorded)
         self._found = FirstObjects()
-        self._held: List[Reflector] = []
+        self._held: list[Reflector] = []
         self._needed = _KINDS
         self._all_nodes = False
         self._has_copy = self._has_policies = False
@@ -268,7 +268,7 @@ class ClusterSource:
         return kind in self._followed
 
     @property
-    def _followed(self) -> FrozenSet[str]:
+    def _followed(self) -> frozenset[str]:
         """The kinds of the collections that are followed."""
         return frozenset(reflector.resource.kind for reflector in self.reflectors)
 
@@ -418,7 +418,7 @@ class ClusterSource:
             )
         return True
 
-    def _fill(self, kind: str, items: Sequence[Dict[str, Any]]) -> None:
+    def _fill(self, kind: str, items: Sequence[dict[str, Any]]) -> None:
         """Put objects into the view that the first list of their collection will replace."""
         if kind not in self.view.listed:
             self.view.apply(Batch(kind, items, []), whole=True)

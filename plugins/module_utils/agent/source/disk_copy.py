@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import queue
 import time
-from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Tuple
+from typing import AbstractSet, Iterable, NamedTuple, Optional
 
 from ...base.errors import SnapshotError
 from ...cluster.api.resource_types import NODES
@@ -36,15 +36,15 @@ class Copy(NamedTuple):
     Objects of the kinds in ``missing`` are carried over from the file as it is.
     """
 
-    objects: List[bytes]
-    kinds: FrozenSet[str]
-    missing: FrozenSet[str]
+    objects: list[bytes]
+    kinds: frozenset[str]
+    missing: frozenset[str]
     node_name: str
 
 
 #: What a file was written from: the revision of the view, and the kinds that were known of those that it should have,
 #: and those that were not.
-_State = Tuple[int, AbstractSet[str], AbstractSet[str]]
+_State = tuple[int, AbstractSet[str], AbstractSet[str]]
 
 
 class DiskCopy:
@@ -75,7 +75,7 @@ class DiskCopy:
             return False
         return True
 
-    def read(self, room: Room, kinds: AbstractSet[str], node_name: str) -> Dict[str, Packed]:
+    def read(self, room: Room, kinds: AbstractSet[str], node_name: str) -> dict[str, Packed]:
         """Return the objects of these kinds, parsed, with an entry for each kind that the file knows completely.
 
         Nothing if the file is absent or damaged, or has no room. If the node ``node_name`` has rebooted since the file
@@ -171,7 +171,7 @@ class DiskCopy:
                 self._log.warning("the cluster state cannot be saved", error=error)
             self._problem = str(error)
 
-    def _carried(self, missing: FrozenSet[str], node_name: str) -> Tuple[FrozenSet[str], Iterable[bytes]]:
+    def _carried(self, missing: frozenset[str], node_name: str) -> tuple[frozenset[str], Iterable[bytes]]:
         """Return what the file has of the kinds that are not known yet, and these: the next boot may need it."""
         if missing:
             with contextlib.suppress(SnapshotError):

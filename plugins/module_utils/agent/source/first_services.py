@@ -9,7 +9,7 @@ A few small requests for single objects find them within milliseconds, while the
 from __future__ import annotations
 
 import threading
-from typing import AbstractSet, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import AbstractSet, Any, Callable, Iterator, NamedTuple, Optional, Sequence
 
 from ...cluster.api.client import ApiClient
 from ...cluster.api.errors import ApiStatusError
@@ -23,7 +23,7 @@ from .known import Batch, check_identity
 
 def cold_batches(
     services: Sequence[NamespacedName], size: int, begun: AbstractSet[NamespacedName] = frozenset()
-) -> Iterator[List[NamespacedName]]:
+) -> Iterator[list[NamespacedName]]:
     """Yield all Services in the order in which to program an empty node.
 
     The first batch contains ``begun`` (by default empty: static entries only). Then come the Services that everything
@@ -42,7 +42,7 @@ def cold_batches(
 class FirstObjects(NamedTuple):
     """The first Services, their EndpointSlices and the Node of this node; nothing if the API server refuses them."""
 
-    batches: Tuple[Batch, ...] = ()
+    batches: tuple[Batch, ...] = ()
 
 
 class FirstServices:
@@ -73,14 +73,14 @@ class FirstServices:
         self._deliver(found)
         self._released.wait()
 
-    def _batches(self, client: ApiClient) -> List[Batch]:
-        def listed(resource: ResourceType, field_selector: str = "") -> List[Dict[str, Any]]:
+    def _batches(self, client: ApiClient) -> list[Batch]:
+        def listed(resource: ResourceType, field_selector: str = "") -> list[dict[str, Any]]:
             # "0": the server answers from its cache.
             return client.list(resource, field_selector, "0", lambda raw: usable(raw, resource.kind)).items
 
         nodes = listed(NODES, f"metadata.name={self.node_name}") if self.node_name else []
-        services: List[Dict[str, Any]] = []
-        slices: List[Dict[str, Any]] = []
+        services: list[dict[str, Any]] = []
+        slices: list[dict[str, Any]] = []
         for namespace, name in FIRST_SERVICES:
             found = listed(SERVICES.in_namespace(namespace), f"metadata.name={name}")
             if found:
@@ -93,10 +93,10 @@ class FirstServices:
         ]
 
 
-def usable(raw: Any, kind: str) -> Optional[Dict[str, Any]]:
+def usable(raw: Any, kind: str) -> Optional[dict[str, Any]]:
     """Return an object in small form, or None if it cannot be used; the list of its collection then reports it."""
     try:
-        found: Dict[str, Any] = prune(check_identity(raw, kind))
+        found: dict[str, Any] = prune(check_identity(raw, kind))
         return found
     except Exception:
         return None

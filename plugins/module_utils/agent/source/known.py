@@ -9,7 +9,7 @@ from a backup, or in a cluster that was created again, another object may have t
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence
 
 from ...cluster.fields import Invalid, mapping, shown, text
 from ...cluster.parsing.objects import ObjectKey, object_key, parsed_object
@@ -26,13 +26,13 @@ class Batch(NamedTuple):
     """
 
     kind: str
-    changed: Sequence[Dict[str, Any]]
-    gone: List[Dict[str, Any]]
+    changed: Sequence[dict[str, Any]]
+    gone: list[dict[str, Any]]
     listed: bool = False
     of_part: bool = False
 
 
-def check_identity(raw: object, kind: str) -> Dict[str, Any]:
+def check_identity(raw: object, kind: str) -> dict[str, Any]:
     """Return the raw object if it is of the kind and has a name. Raises Invalid."""
     item = mapping(raw, "")
     if item.get("kind") != kind:
@@ -69,7 +69,7 @@ class Known:
     def __init__(self, kind: str, of_part: bool = False) -> None:
         self._kind = kind
         self._of_part = of_part
-        self._digests: Dict[ObjectKey, Optional[int]] = {}
+        self._digests: dict[ObjectKey, Optional[int]] = {}
 
     @property
     def has_objects(self) -> bool:
@@ -85,7 +85,7 @@ class Known:
         for key in keys:
             self._digests.setdefault(key, None)
 
-    def listed(self, raw: Dict[str, Any], held: Callable[[ObjectKey], int] = lambda key: 1) -> Listed:
+    def listed(self, raw: dict[str, Any], held: Callable[[ObjectKey], int] = lambda key: 1) -> Listed:
         """Return the part of a listed object to keep until the list is complete.
 
         ``held``: how many bytes of JSON the object with this key has that is held already, 0 if there is none. The
@@ -118,7 +118,7 @@ class Known:
             if key in self._digests:
                 self._digests[key] = None
 
-    def put(self, item: Dict[str, Any]) -> Batch:
+    def put(self, item: dict[str, Any]) -> Batch:
         """Record an object that was added or modified.
 
         The next list delivers it once more, which has no effect if it is equal.
@@ -126,12 +126,12 @@ class Known:
         self._digests[object_key(item)] = None
         return Batch(self._kind, [item], [])
 
-    def delete(self, item: Dict[str, Any]) -> Batch:
+    def delete(self, item: dict[str, Any]) -> Batch:
         """Record an object's deletion."""
         self._digests.pop(object_key(item), None)
         return Batch(self._kind, [], [item])
 
 
-def _tombstone(key: ObjectKey) -> Dict[str, Any]:
+def _tombstone(key: ObjectKey) -> dict[str, Any]:
     metadata = {"namespace": key.namespace, "name": key.name} if key.namespace else {"name": key.name}
     return {"kind": key.kind, "metadata": metadata}

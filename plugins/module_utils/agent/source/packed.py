@@ -13,20 +13,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from typing import (
-    AbstractSet,
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-)
+from typing import AbstractSet, Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, Union
 
 from ...base.regular_files import parse_json
 from ...cluster.parsing.objects import ObjectKey, ParsedObject, object_key, parsed_object
@@ -55,7 +42,7 @@ _COMMON = (
 _compressor = zlib.compressobj(level=_LEVEL, wbits=_WINDOW, memLevel=_MEMORY, zdict=_COMMON)
 
 
-def text_of(raw: Dict[str, Any]) -> bytes:
+def text_of(raw: dict[str, Any]) -> bytes:
     """Return an object as JSON without its resourceVersion; empty if it cannot be written.
 
     Versions belong to one server's history, so the copy on disk does not contain them.
@@ -82,15 +69,15 @@ class Item(NamedTuple):
     parsed form, where that is held as well.
     """
 
-    content: Union[bytes, Dict[str, Any]]
+    content: Union[bytes, dict[str, Any]]
     size: int
     parsed: Optional[ParsedObject] = None
 
-    def decoded(self) -> Dict[str, Any]:
+    def decoded(self) -> dict[str, Any]:
         """Return the object."""
         if not isinstance(self.content, bytes):
             return self.content
-        found: Dict[str, Any] = json.loads(text_in(self.content))
+        found: dict[str, Any] = json.loads(text_in(self.content))
         return found
 
     @property
@@ -99,7 +86,7 @@ class Item(NamedTuple):
         return self.content if isinstance(self.content, bytes) else b""
 
 
-def pack(raw: Dict[str, Any], text: bytes, parsed: Optional[ParsedObject] = None) -> Item:
+def pack(raw: dict[str, Any], text: bytes, parsed: Optional[ParsedObject] = None) -> Item:
     """Return an object in its small form, with the parsed one if that is given; the content of equal ones is equal.
 
     ``text``: as :func:`text_of` returns it.
@@ -110,11 +97,11 @@ def pack(raw: Dict[str, Any], text: bytes, parsed: Optional[ParsedObject] = None
     return Item(compressor.compress(text) + compressor.flush(), len(text), parsed)
 
 
-class Packed(Sequence[Dict[str, Any]]):
+class Packed(Sequence[dict[str, Any]]):
     """A sequence of objects, each decoded whenever it is read. ``size``: bytes of JSON of all objects."""
 
     def __init__(self) -> None:
-        self.items: List[Item] = []
+        self.items: list[Item] = []
         self.size = 0
 
     def append(self, item: Item) -> None:
@@ -138,7 +125,7 @@ class Packed(Sequence[Dict[str, Any]]):
         return [item.decoded() for item in found] if isinstance(index, slice) else found.decoded()
 
 
-def items_of(texts: Iterable[bytes], kinds: AbstractSet[str]) -> Iterator[Tuple[ObjectKey, Item]]:
+def items_of(texts: Iterable[bytes], kinds: AbstractSet[str]) -> Iterator[tuple[ObjectKey, Item]]:
     """Yield the objects of these kinds among those with these texts, in parsed form as well. Raises ValueError."""
     for text in texts:
         raw = parse_json(text)
@@ -149,7 +136,7 @@ def items_of(texts: Iterable[bytes], kinds: AbstractSet[str]) -> Iterator[Tuple[
             yield key, pack(raw, text, parsed_object(raw, key))
 
 
-def parsed_items(objects: Sequence[Dict[str, Any]]) -> Iterator[Tuple[ParsedObject, Item]]:
+def parsed_items(objects: Sequence[dict[str, Any]]) -> Iterator[tuple[ParsedObject, Item]]:
     """Yield each object in parsed form and in its small one."""
     if isinstance(objects, Packed):
         for item in objects.items:
@@ -159,5 +146,5 @@ def parsed_items(objects: Sequence[Dict[str, Any]]) -> Iterator[Tuple[ParsedObje
             yield _parsed(raw), pack(raw, text_of(raw))
 
 
-def _parsed(raw: Dict[str, Any]) -> ParsedObject:
+def _parsed(raw: dict[str, Any]) -> ParsedObject:
     return parsed_object(raw, object_key(raw))

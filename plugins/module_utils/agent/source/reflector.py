@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, Optional, Set
+from typing import Any, Callable, Iterable, Optional
 
 from ...base.errors import ApiError, ProxyError, Refusal, defect_text
 from ...cluster.api.answers import InvalidAnswer, WatchEvent
@@ -78,7 +78,7 @@ class Reflector:
         room: Room = UNLIMITED,
         held: Callable[[ObjectKey], int] = lambda key: 1,
         optional: bool = False,
-        reduce: Callable[[Dict[str, Any]], Dict[str, Any]] = lambda item: item,
+        reduce: Callable[[dict[str, Any]], dict[str, Any]] = lambda item: item,
         backoff: Callable[[], Backoff] = Backoff,
         first_pause: float = 0.0,
         prelude: Callable[[ApiClient], None] = lambda client: None,
@@ -116,7 +116,7 @@ class Reflector:
         self._client: Optional[ApiClient] = None
         self._version = ""
         self._minimum = "0"
-        self._reported: Set[str] = set()
+        self._reported: set[str] = set()
         self._left_out = 0
 
     @property
@@ -290,7 +290,7 @@ class Reflector:
             self._room.admit(self.resource.kind, self._growth)
         return listed
 
-    def _received(self, raw: Any) -> Optional[Dict[str, Any]]:
+    def _received(self, raw: Any) -> Optional[dict[str, Any]]:
         """Return an object in small form, or None if it has no identity or cannot be read."""
         try:
             return self._reduce(check_identity(raw, self.resource.kind))

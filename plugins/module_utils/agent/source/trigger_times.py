@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from typing import Dict, Iterable, List
+from typing import Iterable
 
 from ...base.addresses import FAMILIES
 from ...cluster.model import EndpointSlice, NamespacedName
@@ -37,7 +37,7 @@ class TriggerTimes:
     """
 
     def __init__(self) -> None:
-        self._times: Dict[str, Dict[NamespacedName, List[float]]] = {family: {} for family in FAMILIES}
+        self._times: dict[str, dict[NamespacedName, list[float]]] = {family: {} for family in FAMILIES}
         self._started = time.time()
         self._started_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self._started))
 
@@ -58,7 +58,7 @@ class TriggerTimes:
             for service in services:
                 self._times[family].pop(service, None)
 
-    def pop(self, family: str, now: float) -> List[float]:
+    def pop(self, family: str, now: float) -> list[float]:
         """Return the seconds since each known time of a family, which is programmed now; forget them.
 
         A time in the future counts as now: anyone who may write an EndpointSlice can set it.

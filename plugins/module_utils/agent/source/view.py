@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Container, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Container, Iterable, NamedTuple, Optional
 
 from ...base.errors import Refusal
 from ...base.progress import Progress, unheeded
@@ -35,7 +35,7 @@ class Applied(NamedTuple):
 
     services: int
     slices: int
-    families: FrozenSet[str]
+    families: frozenset[str]
 
 
 class ClusterView:
@@ -54,22 +54,22 @@ class ClusterView:
     def __init__(self, room: Room = UNLIMITED, progress: Progress = unheeded) -> None:
         self.state = ClusterState()
         self.state.policy.set_nodes_known(False)
-        self.listed: Set[str] = set()
-        self.from_disk: Set[str] = set()
-        self.dirty: Set[NamespacedName] = set()
+        self.listed: set[str] = set()
+        self.from_disk: set[str] = set()
+        self.dirty: set[NamespacedName] = set()
         self.revision = 0
         # The changes that are not programmed yet, by kind and Service.
-        self._pending: Dict[str, Counter[NamespacedName]] = {"Service": Counter(), "EndpointSlice": Counter()}
+        self._pending: dict[str, Counter[NamespacedName]] = {"Service": Counter(), "EndpointSlice": Counter()}
         self.triggers = TriggerTimes()
-        self.held_back: Set[ObjectKey] = set()
+        self.held_back: set[ObjectKey] = set()
         self.failures = Failures()
         self.node_name = ""
         #: By how many bytes of memory these would increase the excess of their namespace.
-        self._withheld: Dict[ObjectKey, int] = {}
-        self._set_aside: Dict[ObjectKey, Tuple[ParsedObject, Item]] = {}
+        self._withheld: dict[ObjectKey, int] = {}
+        self._set_aside: dict[ObjectKey, tuple[ParsedObject, Item]] = {}
         self._room = room
         self._progress = progress
-        self._objects: Dict[ObjectKey, bytes] = {}
+        self._objects: dict[ObjectKey, bytes] = {}
         self._bytes = 0
 
     @property
@@ -83,7 +83,7 @@ class ClusterView:
         return sum(self._pending["EndpointSlice"].values())
 
     @property
-    def known(self) -> Set[str]:
+    def known(self) -> set[str]:
         """The kinds that are completely known, as listed now or as the copy on disk had them."""
         return self.listed | self.from_disk
 
@@ -108,7 +108,7 @@ class ClusterView:
         """Account Services as those of this mode from now on."""
         self.state.set_rates(rates)
 
-    def with_room(self, has_room: bool) -> Set[ObjectKey]:
+    def with_room(self, has_room: bool) -> set[ObjectKey]:
         """Return the objects that were held back and have room now. ``has_room``: objects may grow again."""
         return {key for key in self.held_back if (self._returns(key) if key in self._withheld else has_room)}
 
@@ -123,7 +123,7 @@ class ClusterView:
         ``whole``: there is room for all of them, as for every complete list; otherwise an object may be held back.
         """
         changes = 0
-        families: Set[str] = set()
+        families: set[str] = set()
         replaced = self._replaced_by(batch)
         for parsed, item in self._oldest_first(batch):
             self._progress()
@@ -155,7 +155,7 @@ class ClusterView:
         services, slices = (changes if batch.kind == kind else 0 for kind in ("Service", "EndpointSlice"))
         return Applied(services, slices, frozenset(families))
 
-    def _oldest_first(self, batch: Batch) -> Iterable[Tuple[ParsedObject, Item]]:
+    def _oldest_first(self, batch: Batch) -> Iterable[tuple[ParsedObject, Item]]:
         """Return the objects of a batch; those of a complete list by the age of their Service, the oldest first.
 
         So younger ones are withheld where the namespaces do not have room for all, as when they were created.
@@ -174,14 +174,14 @@ class ClusterView:
         """Return the bytes of an object as JSON, reduced; 0 if there is none. Any thread may call it."""
         return len(text_in(self._objects.get(key, b"")))
 
-    def _count(self, key: ObjectKey, affected: FrozenSet[NamespacedName]) -> None:
+    def _count(self, key: ObjectKey, affected: frozenset[NamespacedName]) -> None:
         self.dirty |= affected
         pending = self._pending.get(key.kind)
         if pending is not None:
             service = NamespacedName(key.namespace, key.name)
             pending[service if service in affected else min(affected)] += 1
 
-    def _families_now(self, key: ObjectKey, affected: Iterable[NamespacedName]) -> List[FrozenSet[str]]:
+    def _families_now(self, key: ObjectKey, affected: Iterable[NamespacedName]) -> list[frozenset[str]]:
         """Return the families that a changed object concerns: for a Service, also those of others that it affects."""
         if key.kind == "Service":
             return [self.state.families_of_service(service) for service in affected]
@@ -201,7 +201,7 @@ class ClusterView:
             return WHOLE_RESERVE if parsed.value.node_name == self.node_name != "" else 0.0
         return RESERVED_FOR.get(parsed.key.kind, 0.0)
 
-    def _put(self, parsed: ParsedObject, item: Item, listed: bool) -> FrozenSet[NamespacedName]:
+    def _put(self, parsed: ParsedObject, item: Item, listed: bool) -> frozenset[NamespacedName]:
         before = self.state.excess_of(parsed.key.namespace)
         try:
             affected = self.state.put(parsed)
@@ -222,7 +222,7 @@ class ClusterView:
             self._room.applied(parsed.key.kind, growth)
         return affected
 
-    def _withhold(self, key: ObjectKey, growth: int) -> FrozenSet[NamespacedName]:
+    def _withhold(self, key: ObjectKey, growth: int) -> frozenset[NamespacedName]:
         """Return to the kept version of an object whose namespace has no room for what it makes."""
         affected = self._put_back(key)
         self.held_back.add(key)
@@ -230,20 +230,20 @@ class ClusterView:
         self.state.withhold(key, _WITHHELD)
         return affected
 
-    def _put_back(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
+    def _put_back(self, key: ObjectKey) -> frozenset[NamespacedName]:
         """Return to the version of an object that is kept, or to none."""
         kept = self._objects.get(key)
         if kept is None:
             return self.state.remove(key)
         return self.state.put(_parsed(key, kept))
 
-    def _recover(self, key: ObjectKey, error: Exception) -> FrozenSet[NamespacedName]:
+    def _recover(self, key: ObjectKey, error: Exception) -> frozenset[NamespacedName]:
         """Build the state again without the version of an object that raised an exception; return every Service.
 
         The exception may have left the state half changed. Raises it if it is not about this object.
         """
         services = frozenset(self.state.services)
-        omitted: Set[ObjectKey] = set()
+        omitted: set[ObjectKey] = set()
         while True:
             self.failures.add(key, error)
             if isinstance(error, NOT_OF_ONE_OBJECT) or len(self.failures) > MOST_FAILURES:
@@ -254,7 +254,7 @@ class ClusterView:
             key, error = failure
             omitted.add(key)
 
-    def _rebuild(self, omitted: Container[ObjectKey]) -> Optional[Tuple[ObjectKey, Exception]]:
+    def _rebuild(self, omitted: Container[ObjectKey]) -> Optional[tuple[ObjectKey, Exception]]:
         """Build the state again without these objects; return the first one that raised an exception, and this."""
         self.state = self.state.successor()
         for key, packed in self._objects.items():
@@ -279,13 +279,13 @@ class ClusterView:
                 version = _parsed(key, kept), Item(kept, len(text_in(kept)))
             self.dirty |= self._put(*version, listed=False)
 
-    def _replaced_by(self, batch: Batch) -> Set[ObjectKey]:
+    def _replaced_by(self, batch: Batch) -> set[ObjectKey]:
         """Return the keys of the objects that a batch replaces as a whole; none unless they are from the disk."""
         if batch.listed and batch.kind in self.from_disk and batch.kind not in self.listed:
             return set(self.keys(batch.kind))
         return set()
 
-    def _remove(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
+    def _remove(self, key: ObjectKey) -> frozenset[NamespacedName]:
         self._store(key, b"", 0)
         self._processed(key)
         try:
@@ -323,7 +323,7 @@ class ClusterView:
         if self._withheld.pop(key, 0):
             self.state.admit(key)
 
-    def pop_dirty(self) -> Set[NamespacedName]:
+    def pop_dirty(self) -> set[NamespacedName]:
         """Return the Services to be rendered again, and forget them."""
         dirty, self.dirty = self.dirty, set()
         return dirty
@@ -337,11 +337,11 @@ class ClusterView:
         for kind, pending in self._pending.items():
             self._pending[kind] = Counter({service: pending[service] for service in pending if service in waiting})
 
-    def keys(self, kind: str) -> List[ObjectKey]:
+    def keys(self, kind: str) -> list[ObjectKey]:
         """Return the key of every object of a kind."""
         return [key for key in self._objects if key.kind == kind]
 
-    def objects(self) -> List[bytes]:
+    def objects(self) -> list[bytes]:
         """Return every object, packed."""
         return list(self._objects.values())
 
@@ -350,7 +350,7 @@ def _parsed(key: ObjectKey, packed: bytes) -> ParsedObject:
     return parsed_object(json.loads(text_in(packed)), key)
 
 
-def by_kind(refusals: Iterable[Refusal]) -> Dict[str, int]:
+def by_kind(refusals: Iterable[Refusal]) -> dict[str, int]:
     """Return how many objects, or parts of objects, of each kind are skipped because they are invalid."""
     counts = dict.fromkeys(KINDS, 0)
     for refusal in refusals:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Dict, Iterable, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Collection, Iterable, NamedTuple, Optional, Sequence
 
 from ...base.errors import KernelError, ProxyError
 from ...cluster.model import NamespacedName
@@ -68,12 +68,12 @@ class Comparisons:
     def __init__(self, applied: Applied, suspect: Callable[[str, str], object]) -> None:
         self._applied = applied
         self._suspect = suspect
-        self._running: Dict[str, Comparison] = {}
+        self._running: dict[str, Comparison] = {}
         # The families that have been compared since all comparisons had ended, with the seconds that each comparison
         # had taken before the sync with which it ended.
-        self._ended: Dict[str, float] = {}
+        self._ended: dict[str, float] = {}
         # Families whose last comparison in steps has failed.
-        self._indivisible: Set[str] = set()
+        self._indivisible: set[str] = set()
 
     def __bool__(self) -> bool:
         """Return whether any is running."""
@@ -166,7 +166,7 @@ class TableSync:
 
     def __init__(self, repairs: Repairs) -> None:
         self.repairs = repairs
-        self.suspects: Dict[str, str] = {}
+        self.suspects: dict[str, str] = {}
         self.applied: Applied = lambda _family, _changes: None
         self.comparisons = Comparisons(self._tell_applied, self.suspect)
 
@@ -177,7 +177,7 @@ class TableSync:
         """Have a later sync compare the tables of a family; the first reason counts."""
         self.suspects.setdefault(family, reason)
 
-    def pop_suspects(self) -> Dict[str, str]:
+    def pop_suspects(self) -> dict[str, str]:
         """Return the suspects and forget them."""
         suspects = dict(self.suspects)
         self.suspects.clear()

@@ -9,7 +9,7 @@ everything; it comes first, after a failure, and when another program may have c
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Sequence
+from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 
 from ...cluster.model import NamespacedName
 from ...resources import PlannedChange, apply_plan
@@ -20,11 +20,11 @@ FULL, PARTIAL = "full", "partial"
 class SyncResult(NamedTuple):
     """The result of a sync: the changes, none of which is empty; seconds by label of the resource."""
 
-    changes: List[PlannedChange]
-    seconds: Dict[str, float]
+    changes: list[PlannedChange]
+    seconds: dict[str, float]
 
     @property
-    def counts(self) -> Dict[str, int]:
+    def counts(self) -> dict[str, int]:
         """The numbers of entries that were added, replaced and removed, by these words."""
         words = ("added", "replaced", "removed")
         return {word: sum(len(getattr(item.change, word)) for item in self.changes) for word in words}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Dict, Hashable, Mapping
+from typing import Any, Callable, Hashable, Mapping
 
 from ...base.log import DEBUG, ERROR, INFO, WARNING, Log
 
@@ -33,7 +33,7 @@ class LimitedLog:
         self._burst = burst
         self._clock = clock
         self._lock = threading.Lock()
-        self._keys: Dict[Hashable, _Limited] = {}
+        self._keys: dict[Hashable, _Limited] = {}
 
     def write(self, key: Hashable, level: str, message: str, **fields: Any) -> bool:
         """Write one line, or count it; returns whether it was written."""

@@ -11,21 +11,21 @@ made from both.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Dict, Mapping, NamedTuple, Tuple
+from typing import Any, Mapping, NamedTuple
 
 from ...event_reasons import Reason
 from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
 from ...rendering.nftables.layout import LOCALHOST_COUNTS, LOCALHOST_LISTENERS, LOCALHOST_UNOPENED
 
-LATENCY_BUCKETS: Tuple[float, ...] = tuple(0.001 * 2**exponent for exponent in range(15))
-PROGRAMMING_BUCKETS: Tuple[float, ...] = (
+LATENCY_BUCKETS: tuple[float, ...] = tuple(0.001 * 2**exponent for exponent in range(15))
+PROGRAMMING_BUCKETS: tuple[float, ...] = (
     0.25,
     0.5,
     *(float(second) for second in range(1, 60)),
     *(float(second) for second in range(60, 120, 5)),
     *(float(second) for second in range(120, 301, 30)),
 )
-REST_BUCKETS: Tuple[float, ...] = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+REST_BUCKETS: tuple[float, ...] = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 
 _FAMILY = ("ip_family",)
 _SERVICE_PORT = ("namespace", "service", "port", "protocol", "ip_family")
@@ -48,23 +48,23 @@ class Metric(NamedTuple):
     kind: Kind
     name: str
     text: str
-    labels: Tuple[str, ...] = ()
-    buckets: Tuple[float, ...] = LATENCY_BUCKETS
-    starts: Tuple[Tuple[str, ...], ...] = ()
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = LATENCY_BUCKETS
+    starts: tuple[tuple[str, ...], ...] = ()
 
 
-def counter(name: str, text: str, labels: Tuple[str, ...] = (), starts: Tuple[Tuple[str, ...], ...] = ()) -> Any:
+def counter(name: str, text: str, labels: tuple[str, ...] = (), starts: tuple[tuple[str, ...], ...] = ()) -> Any:
     """Declare a counter; in the classes below, the type is that of the object that holds its values."""
     return Metric(Kind.COUNTER, name, text, labels, starts=starts)
 
 
-def gauge(name: str, text: str, labels: Tuple[str, ...] = ()) -> Any:
+def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Any:
     """Declare a gauge."""
     return Metric(Kind.GAUGE, name, text, labels)
 
 
 def histogram(
-    name: str, text: str, labels: Tuple[str, ...] = _FAMILY, buckets: Tuple[float, ...] = LATENCY_BUCKETS
+    name: str, text: str, labels: tuple[str, ...] = _FAMILY, buckets: tuple[float, ...] = LATENCY_BUCKETS
 ) -> Any:
     """Declare a histogram."""
     return Metric(Kind.HISTOGRAM, name, text, labels, buckets)
@@ -358,7 +358,7 @@ TRAFFIC = {
 }
 
 
-def declared(table: Any) -> Dict[str, Metric]:
+def declared(table: Any) -> dict[str, Metric]:
     """Return the metrics of one of the classes or mappings above, by attribute or key."""
     rows: Mapping[str, Any] = table if isinstance(table, dict) else vars(table)
     return {key: metric for key, metric in rows.items() if isinstance(metric, Metric)}

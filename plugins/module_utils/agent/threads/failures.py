@@ -9,7 +9,7 @@ after each restart.
 
 from __future__ import annotations
 
-from typing import Callable, Dict, FrozenSet, NamedTuple
+from typing import Callable, NamedTuple
 
 from ...base.errors import ProxyError, defect_text
 from ...cluster.parsing.objects import ObjectKey
@@ -38,7 +38,7 @@ class Failure(NamedTuple):
         return f"{self.key.kind} {self.key.full_name}"
 
 
-class Failures(Dict[ObjectKey, str]):
+class Failures(dict[ObjectKey, str]):
     """The objects whose last version could not be processed, with the reason of each."""
 
     def add(self, key: ObjectKey, error: Exception) -> None:
@@ -50,7 +50,7 @@ class Failures(Dict[ObjectKey, str]):
         return self.pop(key, None) is not None
 
     @property
-    def all(self) -> FrozenSet[Failure]:
+    def all(self) -> frozenset[Failure]:
         """Return every failure."""
         return frozenset(Failure(key, error) for key, error in self.items())
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Callable, List, Optional, Set, Tuple
+from typing import Callable, Optional
 
 from ...base.errors import brief_traceback
 from ..telemetry.log import Log
@@ -146,8 +146,8 @@ class Supervisor:
         self._log = log
         self._clock = clock
         self._backoff = backoff
-        self._tasks: List[Task] = []
-        self._stuck: Set[Task] = set()
+        self._tasks: list[Task] = []
+        self._stuck: set[Task] = set()
 
     def start(self, name: str, body: Callable[[Task], None], interrupt: Callable[[], None] = lambda: None) -> Task:
         """Run a body in its own thread; see :class:`Task`. If the thread cannot be started now, retry later."""
@@ -156,7 +156,7 @@ class Supervisor:
         self._begin(task)
         return task
 
-    def check(self) -> Tuple[str, ...]:
+    def check(self) -> tuple[str, ...]:
         """Restart dead threads, interrupt late ones, and return the names of those that are stuck."""
         now = self._clock()
         self._tasks = [task for task in self._tasks if not task.ended]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, List, Optional
+from typing import Callable, Optional
 
 
 def monotonic() -> float:
@@ -80,7 +80,7 @@ class Timers:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.clock = clock
-        self._timers: List[Timer] = []
+        self._timers: list[Timer] = []
 
     def add(self, name: str, action: Callable[[], object]) -> Timer:
         """Return a new timer, which is not started."""

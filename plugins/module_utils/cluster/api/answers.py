@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Iterable, Iterator, NamedTuple
+from typing import Any, Iterable, Iterator, NamedTuple
 
 from ...base.errors import ApiError
 from ..files.snapshot import with_kind
@@ -30,7 +30,7 @@ class WatchEvent(NamedTuple):
     """``type`` is ADDED, MODIFIED, DELETED, BOOKMARK or ERROR; ``object`` is raw (a bookmark's holds metadata only)."""
 
     type: str
-    object: Dict[str, Any]
+    object: dict[str, Any]
 
     @property
     def resource_version(self) -> str:
@@ -38,7 +38,7 @@ class WatchEvent(NamedTuple):
         return version_of(self.object)
 
 
-def version_of(raw: Dict[str, Any]) -> str:
+def version_of(raw: dict[str, Any]) -> str:
     """Return the resourceVersion of an object or a list, empty if it has none that may be sent to the server."""
     metadata = raw.get("metadata")
     version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
@@ -90,7 +90,7 @@ def lines(pieces: Iterable[bytes], most: int, what: str) -> Iterator[bytes]:
         raise ApiError(f"{what}: the connection broke in the middle of an event")
 
 
-def document(content: bytes, what: str) -> Dict[str, Any]:
+def document(content: bytes, what: str) -> dict[str, Any]:
     """Return the content parsed as one JSON object. Raises InvalidAnswer."""
     try:
         value = json.loads(content)
@@ -116,13 +116,13 @@ def event(line: bytes, kind: str, what: str) -> WatchEvent:
     return WatchEvent(name if isinstance(name, str) else "", item)
 
 
-def status_code(status: Dict[str, Any]) -> int:
+def status_code(status: dict[str, Any]) -> int:
     """Return the HTTP status in a Status object, 500 if it has none."""
     code = status.get("code")
     return code if isinstance(code, int) and 100 <= code <= 599 else 500
 
 
-def status_text(status: Dict[str, Any]) -> str:
+def status_text(status: dict[str, Any]) -> str:
     """Return the message or reason of a Status object, truncated to a reasonable length."""
     for name in ("message", "reason"):
         text = status.get(name)
@@ -131,13 +131,13 @@ def status_text(status: Dict[str, Any]) -> str:
     return "no reason given"
 
 
-def status_reason(status: Dict[str, Any]) -> str:
+def status_reason(status: dict[str, Any]) -> str:
     """Return the reason in a Status object, empty if it has none or the object is not a Status."""
     reason = status.get("reason")
     return reason if status.get("kind") == "Status" and isinstance(reason, str) else ""
 
 
-def status_of(content: bytes) -> Dict[str, Any]:
+def status_of(content: bytes) -> dict[str, Any]:
     """Return the Status object of a failed request; other content becomes the message of one."""
     try:
         status = json.loads(content)

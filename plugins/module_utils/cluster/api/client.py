@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.parse
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from ...base.errors import ApiError, ProxyError, errors_as
 from ..files.snapshot import with_kind
@@ -62,7 +62,7 @@ class ListResult(NamedTuple):
     ``resource_version``: where a watch continues.
     """
 
-    items: List[Any]
+    items: list[Any]
     resource_version: str
 
 
@@ -90,7 +90,7 @@ class ApiClient:
         timeout: float = 30.0,
         sleep: Callable[[float], None] = time.sleep,
         *,
-        unsupported: Optional[Set[str]] = None,
+        unsupported: Optional[set[str]] = None,
         expect: Callable[[float], None] = lambda seconds: None,
         observe: Observer = lambda method, host, code, seconds: None,
         failed: Callable[[str], bool] = lambda reason: False,
@@ -169,7 +169,7 @@ class ApiClient:
             query["resourceVersion"] = resource_version
         purpose = f"list {resource.name}"
         where = f"API server {self.host}: {purpose}"
-        items: List[Any] = []
+        items: list[Any] = []
         short = 0
         for _number in range(_MOST_PAGES):
             page = self._get_json(resource.path, query, purpose)
@@ -204,8 +204,8 @@ class ApiClient:
             return True
         return False
 
-    def _selectors(self, resource: ResourceType, field_selector: str) -> Dict[str, str]:
-        query: Dict[str, str] = {}
+    def _selectors(self, resource: ResourceType, field_selector: str) -> dict[str, str]:
+        query: dict[str, str] = {}
         if resource.label_selector:
             query["labelSelector"] = resource.label_selector
         own = "" if resource.path in self._unsupported else resource.field_selector
@@ -213,7 +213,7 @@ class ApiClient:
             query["fieldSelector"] = field_selector or own
         return query
 
-    def get(self, resource: ResourceType, name: str, namespace: str = "") -> Dict[str, Any]:
+    def get(self, resource: ResourceType, name: str, namespace: str = "") -> dict[str, Any]:
         """Return one raw object. Raises ApiStatusError with code 404 if it does not exist, ApiError otherwise."""
         path = (resource.in_namespace(namespace) if namespace else resource).path
         return self._get_json(f"{path}/{urllib.parse.quote(name, safe='')}", {}, f"get {resource.name} {name}")
@@ -262,7 +262,7 @@ class ApiClient:
             # The connection cannot be reused before the end of the stream, so close it.
             answer.close()
 
-    def post(self, path: str, body: Mapping[str, Any], purpose: str) -> Dict[str, Any]:
+    def post(self, path: str, body: Mapping[str, Any], purpose: str) -> dict[str, Any]:
         """Create an object at ``path`` and return it as the server stored it. Raises ApiError.
 
         ``purpose`` describes the request in errors.
@@ -276,7 +276,7 @@ class ApiClient:
         body: Optional[Mapping[str, Any]],
         purpose: str,
         content_type: str = "application/json",
-    ) -> Dict[str, Any]:
+    ) -> dict[str, Any]:
         """Send a request, with or without an object, and return the answer. Raises ApiError."""
         text = None if body is None else json.dumps(body).encode("utf-8")
         answer = self._request(method, path, {}, purpose, patience=self._patience, body=text, content_type=content_type)
@@ -290,7 +290,7 @@ class ApiClient:
         with errors_as(ApiError, f"API server {self.host}: {purpose}", TransportError):
             yield from answer.pieces()
 
-    def _get_json(self, path: str, query: Mapping[str, str], purpose: str) -> Dict[str, Any]:
+    def _get_json(self, path: str, query: Mapping[str, str], purpose: str) -> dict[str, Any]:
         for attempt in range(1, _BUSY_ATTEMPTS + 1):
             answer = self._request("GET", path, query, purpose, patience=self._patience)
             if answer.status not in _BUSY or attempt == _BUSY_ATTEMPTS:
@@ -300,7 +300,7 @@ class ApiClient:
             self._sleep(min(float(pause) if pause.isdecimal() else 1.0, _LONGEST_PAUSE_SECONDS))
         return self._json_of(answer, purpose)
 
-    def _json_of(self, answer: Response, purpose: str) -> Dict[str, Any]:
+    def _json_of(self, answer: Response, purpose: str) -> dict[str, Any]:
         self._raise_for_status(answer, purpose)
         where = f"API server {self.host}: {purpose}"
         return document(whole(self._pieces(answer, purpose), PAGE_BYTES, f"{where}: the answer"), where)
@@ -312,7 +312,7 @@ class ApiClient:
             self._access.credentials.rejected()
         raise self._failure(answer.status, status_of(beginning(self._pieces(answer, purpose), FAILURE_BYTES)), purpose)
 
-    def _failure(self, code: int, status: Dict[str, Any], purpose: str) -> ApiStatusError:
+    def _failure(self, code: int, status: dict[str, Any], purpose: str) -> ApiStatusError:
         message = status_text(status)
         where = f"API server {self.host}: {purpose}"
         if code == UNAUTHORIZED:
@@ -358,7 +358,7 @@ class ApiClient:
 
 def list_objects(
     connection: ApiConnection, timeout: float = 30.0, others: Sequence[ResourceType] = ()
-) -> List[Dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """Return all Services, EndpointSlices, Nodes and ServiceCIDRs that a service proxy reads, as raw objects.
 
     ``timeout``: seconds for each answer. ``others``: further collections. Clusters that do not know ServiceCIDRs or

@@ -17,7 +17,7 @@ import re
 import ssl
 import tempfile
 import urllib.parse
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, NamedTuple, Optional
 
 from ...base.errors import ConfigurationError, os_errors
 from .access.credentials import (
@@ -87,8 +87,8 @@ class Access(NamedTuple):
     server_name: str = ""
     proxy_url: str = ""
     compress: bool = True
-    headers: Tuple[Tuple[str, str], ...] = ()
-    warnings: Tuple[str, ...] = ()
+    headers: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def authority_pem(self) -> bytes:
         """Return the certificates of the server's authority, empty if the system's authorities are used.
@@ -101,7 +101,7 @@ class Access(NamedTuple):
         with os_errors(ConfigurationError, doing), open(self.authority_file, "rb") as file:
             return file.read()
 
-    def address(self) -> Tuple[str, str, int]:
+    def address(self) -> tuple[str, str, int]:
         """Return scheme, host and port of the server. Raises ConfigurationError."""
         return scheme_host_and_port(self.server)
 
@@ -131,7 +131,7 @@ class Access(NamedTuple):
         return context
 
 
-def scheme_host_and_port(url: str) -> Tuple[str, str, int]:
+def scheme_host_and_port(url: str) -> tuple[str, str, int]:
     """Return scheme, host and port of the URL of a server. Raises ConfigurationError."""
     try:
         parts = urllib.parse.urlsplit(url)
@@ -225,7 +225,7 @@ def _of_choice(choice: Choice, files: str, connection: ApiConnection) -> Access:
     return access._replace(credentials=given or Credentials())
 
 
-def _contradictions(cluster: Dict[str, Any], user: Dict[str, Any], insecure: bool) -> Iterator[Tuple[Any, str]]:
+def _contradictions(cluster: dict[str, Any], user: dict[str, Any], insecure: bool) -> Iterator[tuple[Any, str]]:
     """Yield whether fields contradict each other, and the reason."""
     for fields, kind in ((cluster, "certificate-authority"), (user, "client-certificate"), (user, "client-key")):
         # A key without a certificate is ignored.
@@ -242,7 +242,7 @@ def _contradictions(cluster: Dict[str, Any], user: Dict[str, Any], insecure: boo
     yield others and not user.get("as"), "as-uid, as-groups and as-user-extra need a user, as"
 
 
-def _has_certificate(user: Dict[str, Any]) -> bool:
+def _has_certificate(user: dict[str, Any]) -> bool:
     return bool(user.get("client-certificate") or user.get("client-certificate-data"))
 
 
@@ -272,7 +272,7 @@ def _credentials(choice: Choice, access: Access, files: str) -> Optional[Credent
     return ExecPlugin(plugin) if plugin is not None else None
 
 
-def _cluster_information(cluster: Dict[str, Any], access: Access) -> Dict[str, Any]:
+def _cluster_information(cluster: dict[str, Any], access: Access) -> dict[str, Any]:
     """Return what a plugin may know of the cluster (client.authentication.k8s.io/v1, Cluster)."""
     same = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
     known = {name: cluster[name] for name in same if cluster.get(name)}
@@ -282,7 +282,7 @@ def _cluster_information(cluster: Dict[str, Any], access: Access) -> Dict[str, A
     return {**known, "config": own[0].get("extension") if own else None}
 
 
-def _impersonation(user: Dict[str, Any], files: str) -> Headers:
+def _impersonation(user: dict[str, Any], files: str) -> Headers:
     """Return the headers of the fields ``as``, ``as-uid``, ``as-groups`` and ``as-user-extra``."""
     pairs = [("User", user.get("as")), ("Uid", user.get("as-uid"))]
     pairs += [("Group", group) for group in user.get("as-groups", [])]

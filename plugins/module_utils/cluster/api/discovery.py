@@ -10,7 +10,7 @@ APIResourceList).
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Protocol, Set
+from typing import Any, Mapping, Optional, Protocol
 
 from .answers import InvalidAnswer
 from .errors import FORBIDDEN, NOT_FOUND, ApiStatusError, NotServed
@@ -22,7 +22,7 @@ class Client(Protocol):
 
     host: str
 
-    def send(self, method: str, path: str, body: Optional[Mapping[str, Any]], purpose: str) -> Dict[str, Any]:
+    def send(self, method: str, path: str, body: Optional[Mapping[str, Any]], purpose: str) -> dict[str, Any]:
         """Send a request and return the answer. Raises ApiError."""
 
 
@@ -62,7 +62,7 @@ def _served(client: Client, resource: ResourceType, failure: ApiStatusError) -> 
     return None
 
 
-def _resources(client: Client, version: str) -> Set[object]:
+def _resources(client: Client, version: str) -> set[object]:
     """Return the names of the resources in one version of a group, ``group/version``. Raises ApiError."""
     purpose = f"list the resources of {version}"
     answer = client.send("GET", f"/apis/{version}", None, purpose)
@@ -72,7 +72,7 @@ def _resources(client: Client, version: str) -> Set[object]:
     return {item.get("name") for item in _objects(answer, "resources", where)}
 
 
-def _versions(client: Client) -> Set[object]:
+def _versions(client: Client) -> set[object]:
     """Return the versions of the API server's groups, as ``group/version``. Raises ApiError."""
     purpose = "list the API groups"
     where = f"API server {client.host}: {purpose}"
@@ -88,7 +88,7 @@ def _versions(client: Client) -> Set[object]:
     return {version.get("groupVersion") for group in groups for version in _objects(group, "versions", where)}
 
 
-def _objects(document: Dict[str, Any], field: str, where: str) -> List[Dict[str, Any]]:
+def _objects(document: dict[str, Any], field: str, where: str) -> list[dict[str, Any]]:
     """Return a list of objects in a document. Raises InvalidAnswer."""
     found = document.get(field)
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import urllib.parse
-from typing import NamedTuple, Tuple
+from typing import NamedTuple
 
 from ..parsing.cluster_network_policy import VERSIONS
 from ..parsing.service import HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL
@@ -23,7 +23,7 @@ class ResourceType(NamedTuple):
     kind: str
     label_selector: str = ""
     field_selector: str = ""
-    older: Tuple[str, ...] = ()
+    older: tuple[str, ...] = ()
 
     @property
     def group_version(self) -> str:
@@ -31,7 +31,7 @@ class ResourceType(NamedTuple):
         return self.path.rpartition("/")[0].partition("/apis/")[2]
 
     @property
-    def versions(self) -> Tuple[ResourceType, ...]:
+    def versions(self) -> tuple[ResourceType, ...]:
         """The collection in each version that is read here, the preferred one first."""
         return (self, *(self._replace(path=f"/apis/{version}/{self.name}") for version in self.older))
 

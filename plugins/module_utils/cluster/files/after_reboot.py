@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any, Collection, Dict, Iterable, Iterator
+from typing import Any, Collection, Iterable, Iterator
 
 from ...base.regular_files import parse_json
 
 
-def without_local_pods(objects: Iterable[Dict[str, Any]], node: str, own: Collection[str]) -> Iterator[Dict[str, Any]]:
+def without_local_pods(objects: Iterable[dict[str, Any]], node: str, own: Collection[str]) -> Iterator[dict[str, Any]]:
     """Yield the objects without the pods of this node, whose addresses are others after a reboot.
 
     ``own``: the addresses of the node, which are those of its pods with the host's network.
@@ -27,7 +27,7 @@ def without_local_pods(objects: Iterable[Dict[str, Any]], node: str, own: Collec
         yield item
 
 
-def _is_local_pod(endpoint: Dict[str, Any], node: str, own: Collection[str]) -> bool:
+def _is_local_pod(endpoint: dict[str, Any], node: str, own: Collection[str]) -> bool:
     return endpoint.get("nodeName") == node and not set(endpoint.get("addresses") or ()).issubset(own)
 
 

@@ -17,7 +17,7 @@ import json
 import math
 import os
 import time
-from typing import AbstractSet, Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Tuple
+from typing import AbstractSet, Any, Callable, Iterable, Iterator, NamedTuple
 
 from ...base.errors import SnapshotError, errors_as, os_errors
 from ...base.regular_files import gunzip_lines, parse_json, read_regular
@@ -42,7 +42,7 @@ class CacheFile(NamedTuple):
     path: str
     payload: bytes
     written: float
-    kinds: FrozenSet[str]
+    kinds: frozenset[str]
     boot: str = ""
 
     def texts(self) -> Iterator[bytes]:
@@ -59,7 +59,7 @@ class CacheFile(NamedTuple):
         if last != _LAST:
             raise SnapshotError(f"{self.path}: the cached cluster state is not a list of objects")
 
-    def objects(self) -> Iterator[Dict[str, Any]]:
+    def objects(self) -> Iterator[dict[str, Any]]:
         """Yield each object. Raises SnapshotError."""
         return (raw for raw, _text in self._parsed(self.texts()))
 
@@ -73,7 +73,7 @@ class CacheFile(NamedTuple):
         candidates = (text for text in self.texts() if any(part in text for part in written))
         return (text for raw, text in self._parsed(candidates) if wanted(object_key(raw)))
 
-    def _parsed(self, texts: Iterable[bytes]) -> Iterator[Tuple[Dict[str, Any], bytes]]:
+    def _parsed(self, texts: Iterable[bytes]) -> Iterator[tuple[dict[str, Any], bytes]]:
         for text in texts:
             with errors_as(SnapshotError, f"{self.path}: the cached cluster state cannot be read", ValueError):
                 raw = parse_json(text)
@@ -113,7 +113,7 @@ def _compressed(objects: Iterable[bytes]) -> bytes:
     return packed.getvalue()
 
 
-def read_cache(path: str) -> List[Dict[str, Any]]:
+def read_cache(path: str) -> list[dict[str, Any]]:
     """Return the objects of an intact cache. Raises SnapshotError, naming the file and the fault."""
     return list(open_cache(path).objects())
 

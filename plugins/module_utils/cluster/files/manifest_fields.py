@@ -10,7 +10,7 @@ fields are those of the API reference of Kubernetes 1.36, whether the proxy read
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Union
+from typing import Any, Callable, Mapping, Union
 
 from ..fields import Invalid, address, cidr, shown, suggestion, text
 
@@ -30,7 +30,7 @@ def _one_of(*values: str) -> Leaf:
     return check
 
 
-def _fields(*names: str, **shapes: Shape) -> Dict[str, Shape]:
+def _fields(*names: str, **shapes: Shape) -> dict[str, Shape]:
     return {**dict.fromkeys(names), **shapes}
 
 
@@ -76,7 +76,7 @@ _KINDS: Mapping[str, Mapping[str, Shape]] = {
 }
 
 
-def check_fields(raw: Dict[str, Any]) -> None:
+def check_fields(raw: dict[str, Any]) -> None:
     """Check the fields of a raw Service or EndpointSlice, except those of its endpoints. Raises Invalid for the first.
 
     Values of a wrong type are left to the parser.

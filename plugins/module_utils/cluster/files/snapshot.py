@@ -18,7 +18,7 @@ import json
 import os
 import zlib
 from itertools import islice
-from typing import IO, Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union, cast
+from typing import IO, Any, Iterable, Iterator, NamedTuple, Optional, Union, cast
 
 from ...base.errors import SnapshotError, errors_as, os_errors
 from ...base.whole_files import write_whole
@@ -40,7 +40,7 @@ class WrittenSnapshot(NamedTuple):
     """A snapshot's SHA-256 of its canonical content (hexadecimal), objects by kind, and whether the file changed."""
 
     digest: str
-    counts: Dict[str, int]
+    counts: dict[str, int]
     changed: bool
 
 
@@ -69,7 +69,7 @@ def snapshot_objects(path: str) -> Iterator[Any]:
     Those of a List in a usual layout are decoded a few at a time, so use them only after all have been yielded: the
     file may turn out to be invalid, or to hold nothing that is read.
     """
-    others: Dict[str, None] = {}
+    others: dict[str, None] = {}
     useful = False
     for item in _all_objects(path):
         useful = useful or is_supported(item)
@@ -80,7 +80,7 @@ def snapshot_objects(path: str) -> Iterator[Any]:
         raise SnapshotError(f"{path}: holds no Services or other objects that are read, but {', '.join(others)}")
 
 
-def _described(item: Dict[str, Any]) -> str:
+def _described(item: dict[str, Any]) -> str:
     """Return the kind of an object that is not read, and what the API server or kubectl means by it."""
     kind = str(item.get("kind"))
     if kind == "Status":
@@ -105,7 +105,7 @@ def _all_objects(path: str) -> Iterator[Any]:
     yield from islice(parse_snapshot(content, path), done, None)
 
 
-def read_snapshot(path: str) -> List[Any]:
+def read_snapshot(path: str) -> list[Any]:
     """Return the raw objects of a snapshot file; see :func:`parse_snapshot`. Raises SnapshotError, naming the file."""
     return list(snapshot_objects(path))
 
@@ -158,21 +158,21 @@ def _pieces(stream: Union[IO[bytes], gzip.GzipFile]) -> Iterator[bytes]:
     raise _OtherLayout
 
 
-def _items(text: bytes, source: str) -> List[Any]:
+def _items(text: bytes, source: str) -> list[Any]:
     """Return the objects in a part of the items of a List. Raises _OtherLayout if their kind is that of the List."""
     try:
         items = json.loads(b"[%b]" % text)
     except (ValueError, RecursionError) as error:
         raise _OtherLayout from error
-    objects: List[Any] = []
-    for item in cast(List[Any], items):
+    objects: list[Any] = []
+    for item in cast(list[Any], items):
         if not isinstance(item, dict) or not item.get("kind"):
             raise _OtherLayout
         _collect(item, objects, source, 1)
     return objects
 
 
-def _list_without_items(text: bytes) -> Optional[Dict[str, Any]]:
+def _list_without_items(text: bytes) -> Optional[dict[str, Any]]:
     """Return the List whose text this is, without its items, or None if it is anything else."""
     try:
         document = json.loads(text)
@@ -181,7 +181,7 @@ def _list_without_items(text: bytes) -> Optional[Dict[str, Any]]:
     return document if document.get("items") == [] and document.get("kind") == "List" else None
 
 
-def _check_whole(listed: Dict[str, Any], source: str) -> None:
+def _check_whole(listed: dict[str, Any], source: str) -> None:
     """Raise SnapshotError if a list is one page of a longer one, as ``kubectl get --raw`` with a limit writes it."""
     metadata = listed.get("metadata")
     if not isinstance(metadata, dict):
@@ -192,7 +192,7 @@ def _check_whole(listed: Dict[str, Any], source: str) -> None:
         raise SnapshotError(f"{source}: holds a part of a {kind} only, the API server has {more} (metadata.continue)")
 
 
-def parse_snapshot(content: bytes, source: str = "snapshot") -> List[Any]:
+def parse_snapshot(content: bytes, source: str = "snapshot") -> list[Any]:
     """Return the raw objects in the bytes of a snapshot in their order, with Lists flattened.
 
     Accepted are plain or gzip data in JSON or YAML: a List (also ServiceList, EndpointSliceList ...), an array of Lists
@@ -210,7 +210,7 @@ def parse_snapshot(content: bytes, source: str = "snapshot") -> List[Any]:
         raise SnapshotError(f"{source}: is empty")
     # JSON starts with a bracket. YAML in flow style may, too: it is parsed as YAML if it turns out not to be JSON.
     documents = _json_documents(text, source) if text.lstrip()[0] in "{[" else _yaml_documents(text, source)
-    objects: List[Any] = []
+    objects: list[Any] = []
     for document in documents:
         _collect(document, objects, source, 0)
     return objects
@@ -219,7 +219,7 @@ def parse_snapshot(content: bytes, source: str = "snapshot") -> List[Any]:
 def _gunzip(content: bytes, source: str) -> bytes:
     try:
         # Read in pieces: a single read of up to the maximum would allocate that much memory first.
-        pieces: List[bytes] = []
+        pieces: list[bytes] = []
         size = 0
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
             while size <= _MAXIMUM_BYTES:
@@ -235,9 +235,9 @@ def _gunzip(content: bytes, source: str) -> bytes:
     raise SnapshotError(f"{source}: unpacks to more than {_MAXIMUM_BYTES} bytes")
 
 
-def _json_documents(text: str, source: str) -> List[Any]:
+def _json_documents(text: str, source: str) -> list[Any]:
     decoder = json.JSONDecoder()
-    documents: List[Any] = []
+    documents: list[Any] = []
     position, end = 0, len(text)
     while True:
         while position < end and text[position] in " \t\r\n":
@@ -262,7 +262,7 @@ def _json_fault(text: str, source: str, error: json.JSONDecodeError) -> str:
     return f"{source}: the JSON is not valid: {error.msg} at {position}"
 
 
-def _flow_yaml_documents(text: str, source: str, fault: json.JSONDecodeError) -> List[Any]:
+def _flow_yaml_documents(text: str, source: str, fault: json.JSONDecodeError) -> list[Any]:
     # Report the JSON error unless the text really is YAML. The slow parser is not tried on large texts.
     if len(text) < 1 << 20:
         try:
@@ -272,7 +272,7 @@ def _flow_yaml_documents(text: str, source: str, fault: json.JSONDecodeError) ->
     raise SnapshotError(_json_fault(text, source, fault)) from fault
 
 
-def _yaml_documents(text: str, source: str) -> List[Any]:
+def _yaml_documents(text: str, source: str) -> list[Any]:
     with errors_as(SnapshotError, f"{source}: is not JSON, and reading YAML needs PyYAML", ImportError):
         import yaml
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -287,7 +287,7 @@ def _yaml_documents(text: str, source: str) -> List[Any]:
         raise SnapshotError(f"{source}: neither JSON nor valid YAML: {error}") from error
 
 
-def _collect(document: Any, objects: List[Any], source: str, depth: int) -> None:
+def _collect(document: Any, objects: list[Any], source: str, depth: int) -> None:
     if depth > _MAXIMUM_NESTING:
         raise SnapshotError(f"{source}: lists are nested more than {_MAXIMUM_NESTING} deep")
     if isinstance(document, list):
@@ -314,7 +314,7 @@ def _collect(document: Any, objects: List[Any], source: str, depth: int) -> None
     objects.append(document)
 
 
-def with_kind(items: List[Any], list_kind: str, api_version: Any) -> List[Any]:
+def with_kind(items: list[Any], list_kind: str, api_version: Any) -> list[Any]:
     """Fill in kind and apiVersion of a list's items, in which the API server omits them, and return the items.
 
     The items are modified in place. Those of a plain ``List`` are not changed.
@@ -328,19 +328,19 @@ def with_kind(items: List[Any], list_kind: str, api_version: Any) -> List[Any]:
     return items
 
 
-def canonical_snapshot(objects: Iterable[Any]) -> Tuple[bytes, Dict[str, int]]:
+def canonical_snapshot(objects: Iterable[Any]) -> tuple[bytes, dict[str, int]]:
     """Return the content of a snapshot, and the number of objects of each kind in it.
 
     The content is a JSON List, sorted by kind, namespace and name, with one object per line, reduced to the fields that
     the proxy reads. The bytes depend on these fields only, not on the order of the input. Values that are not objects
     are kept, so that the reader of the snapshot reports them.
     """
-    chosen: Dict[Tuple[str, ...], str] = {}
-    counts: Dict[str, int] = {}
+    chosen: dict[tuple[str, ...], str] = {}
+    counts: dict[str, int] = {}
     read = [raw for raw in objects if is_supported(raw)]
     selects_nodes = any(object_key(raw).kind == "ClusterNetworkPolicy" for raw in read)
     for raw in read:
-        key: Tuple[str, ...] = object_key(raw)
+        key: tuple[str, ...] = object_key(raw)
         line = json.dumps(
             prune(raw, selects_nodes), sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str
         )

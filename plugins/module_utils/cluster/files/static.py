@@ -10,7 +10,7 @@ and does not affect the others.
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from ...base.errors import Refusal, SnapshotError, defect_text
 from ...base.regular_files import read_with_own_links
@@ -33,15 +33,15 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 _MOST_BYTES = 1 << 20
 _MOST_FILES = 256
 #: The labels and annotations with the collection's prefix that have a meaning, by kind.
-_NAMES: Mapping[str, Mapping[str, Tuple[str, ...]]] = {
+_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Service": {"labels": LABELS, "annotations": (*CHECK_ANNOTATIONS, *SERVICE_ANNOTATIONS)},
     "EndpointSlice": {"labels": (), "annotations": (WEIGHT,)},
 }
 
-Problem = Tuple[str, str]
+Problem = tuple[str, str]
 """The field of a manifest that is not used, and the reason."""
-Slices = Dict[NamespacedName, Dict[str, EndpointSlice]]
-Signature = Tuple[Tuple[str, int, int, int, int], ...]
+Slices = dict[NamespacedName, dict[str, EndpointSlice]]
+Signature = tuple[tuple[str, int, int, int, int], ...]
 
 
 class StaticObjects(NamedTuple):
@@ -49,7 +49,7 @@ class StaticObjects(NamedTuple):
 
     services: Mapping[NamespacedName, Service] = {}
     slices: Mapping[NamespacedName, Mapping[str, EndpointSlice]] = {}
-    refusals: Tuple[Refusal, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
 
 
 def parse_static(files: Mapping[str, Sequence[Any]], refusals: Iterable[Refusal] = ()) -> StaticObjects:
@@ -57,11 +57,11 @@ def parse_static(files: Mapping[str, Sequence[Any]], refusals: Iterable[Refusal]
 
     An object without a namespace is in DEFAULT_NAMESPACE. Of several objects with one kind and name, the first counts.
     """
-    services: Dict[NamespacedName, Service] = {}
-    slices: List[Tuple[str, EndpointSlice]] = []
+    services: dict[NamespacedName, Service] = {}
+    slices: list[tuple[str, EndpointSlice]] = []
     found = list(refusals)
-    seen: Dict[ObjectKey, str] = {}
-    selecting: Dict[NamespacedName, ObjectKey] = {}
+    seen: dict[ObjectKey, str] = {}
+    selecting: dict[NamespacedName, ObjectKey] = {}
     for file, objects in files.items():
         for given in objects:
             if not isinstance(given, dict):
@@ -98,7 +98,7 @@ def parse_static(files: Mapping[str, Sequence[Any]], refusals: Iterable[Refusal]
     return StaticObjects(services, by_owner, tuple(found))
 
 
-def _isolated(raw: Dict[str, Any]) -> Tuple[Union[Service, EndpointSlice, None], List[Problem]]:
+def _isolated(raw: dict[str, Any]) -> tuple[Union[Service, EndpointSlice, None], list[Problem]]:
     """Return what :func:`_parse` does; a manifest that a defect of the parser does not let it read is refused."""
     try:
         return _parse(raw)
@@ -110,12 +110,12 @@ def _isolated(raw: Dict[str, Any]) -> Tuple[Union[Service, EndpointSlice, None],
         return None, [("", f"cannot be read, which is a defect of this program: {defect_text(error)}")]
 
 
-def _parse(raw: Dict[str, Any]) -> Tuple[Union[Service, EndpointSlice, None], List[Problem]]:
+def _parse(raw: dict[str, Any]) -> tuple[Union[Service, EndpointSlice, None], list[Problem]]:
     """Return the object of a manifest, None if it is refused; and its problems, or those of parts that are skipped."""
     kind = object_key(raw).kind
     if kind not in _NAMES:
         return None, [("kind", f"{'is not' if kind else 'is missing; it must be'} Service or EndpointSlice")]
-    skipped: List[Refusal] = []
+    skipped: list[Refusal] = []
     usable, problems = _without_invalid_endpoints(raw)
     parsed = parse_object(usable, skipped)
     if not is_supported(raw) or (isinstance(parsed, Refusal) and parsed.field == "apiVersion"):
@@ -135,7 +135,7 @@ def _parse(raw: Dict[str, Any]) -> Tuple[Union[Service, EndpointSlice, None], Li
     return parsed, [*problems, *_useless_names(raw)]
 
 
-def _with_namespace(raw: Dict[str, Any]) -> Dict[str, Any]:
+def _with_namespace(raw: dict[str, Any]) -> dict[str, Any]:
     metadata = raw.get("metadata") or {}
     if not isinstance(metadata, dict) or metadata.get("namespace"):
         return raw
@@ -153,7 +153,7 @@ def _mismatch(item: EndpointSlice, owner: Optional[Service]) -> Optional[Problem
     return "ports", f"none has the name and protocol of a port of Service {item.service_key}: {names}"
 
 
-def _useless_names(raw: Dict[str, Any]) -> Iterator[Problem]:
+def _useless_names(raw: dict[str, Any]) -> Iterator[Problem]:
     """Yield the labels and annotations of a valid object with the collection's prefix that have no effect."""
     for field, known in _NAMES[raw["kind"]].items():
         names = raw["metadata"].get(field)
@@ -165,12 +165,12 @@ def _useless_names(raw: Dict[str, Any]) -> Iterator[Problem]:
                 yield f"metadata.{field}[{name}]", f"has no effect without the annotation {CHECK}"
 
 
-def _without_invalid_endpoints(raw: Dict[str, Any]) -> Tuple[Dict[str, Any], List[Problem]]:
+def _without_invalid_endpoints(raw: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     """Return a manifest in which endpoints with unknown fields are empty, and the problems of empty endpoints."""
     endpoints = raw.get("endpoints")
     if not isinstance(endpoints, list):
         return raw, []
-    problems: List[Problem] = []
+    problems: list[Problem] = []
     kept = list(endpoints)
     for index, endpoint in enumerate(endpoints):
         try:
@@ -185,7 +185,7 @@ def _without_invalid_endpoints(raw: Dict[str, Any]) -> Tuple[Dict[str, Any], Lis
     return {**raw, "endpoints": kept}, problems
 
 
-def _unused(raw: Dict[str, Any]) -> Problem:
+def _unused(raw: dict[str, Any]) -> Problem:
     """Return the field that prevents a valid object from being served, and the reason."""
     if not is_supported(raw):
         return "apiVersion", f"{shown(raw.get('apiVersion'))} is not that of a {raw['kind']} of Kubernetes"
@@ -212,9 +212,9 @@ class StaticDirectory:
     def __init__(self, path: str, replaced: Optional[Mapping[str, Sequence[Any]]] = None) -> None:
         self.path = path
         self._replaced = {os.path.join(path, name): objects for name, objects in (replaced or {}).items()}
-        self._last: Dict[str, Sequence[Any]] = {}
+        self._last: dict[str, Sequence[Any]] = {}
         self._seen: Optional[Signature] = None
-        self._unreadable: List[str] = []
+        self._unreadable: list[str] = []
 
     def changed(self) -> bool:
         """Return whether a file was added, changed, removed or made readable since the last :meth:`read`."""
@@ -228,8 +228,8 @@ class StaticDirectory:
         """
         self._seen = self._signature()
         self._unreadable = []
-        files: Dict[str, Sequence[Any]] = {}
-        refusals: List[Refusal] = []
+        files: dict[str, Sequence[Any]] = {}
+        refusals: list[Refusal] = []
         try:
             paths = self._paths()
         except OSError as error:
@@ -255,7 +255,7 @@ class StaticDirectory:
         files = {**files, **self._replaced}
         return parse_static({path: files[path] for path in sorted(files)}, refusals)
 
-    def _paths(self) -> List[str]:
+    def _paths(self) -> list[str]:
         try:
             names = os.listdir(self.path)
         except FileNotFoundError:

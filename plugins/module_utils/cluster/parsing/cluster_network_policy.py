@@ -10,7 +10,7 @@ the same way, as is any field that is not known: in the spec it concerns all rul
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 from ..fields import Invalid, dns_subdomain, elements, fields_of, integer, leniently, mapping, sequence, shown, text
 from ..policies.policy_model import (
@@ -44,7 +44,7 @@ _MOST_PRIORITY = 1000
 _PROTOCOLS = {"tcp": "TCP", "udp": "UDP", "sctp": "SCTP"}
 
 
-def parse_cluster_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) -> ClusterNetworkPolicy:
+def parse_cluster_network_policy(raw: dict[str, Any], skipped: list[Invalid]) -> ClusterNetworkPolicy:
     """Return the ClusterNetworkPolicy that a raw object describes.
 
     Parts of rules that are not understood are appended to ``skipped``. Raises Invalid.
@@ -72,7 +72,7 @@ def parse_cluster_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) ->
     )
 
 
-def _only_field(raw: Dict[str, Any], known: Tuple[str, ...], field: str) -> str:
+def _only_field(raw: dict[str, Any], known: tuple[str, ...], field: str) -> str:
     """Return the name of the only field of an object. Raises Invalid unless it is one of the known ones."""
     given = [name for name, value in raw.items() if value is not None]
     if len(given) != 1 or given[0] not in known:
@@ -92,7 +92,7 @@ def _pods_or_namespaces(value: object, field: str) -> PodPeer:
     )
 
 
-def _rules(value: object, field: str, peers_field: str, skipped: List[Invalid]) -> Tuple[PolicyRule, ...]:
+def _rules(value: object, field: str, peers_field: str, skipped: list[Invalid]) -> tuple[PolicyRule, ...]:
     """Return the rules of one direction.
 
     Today's API server accepts at most 25. A later one may accept more, and to omit one could open what it denies.
@@ -101,7 +101,7 @@ def _rules(value: object, field: str, peers_field: str, skipped: List[Invalid]) 
     return (closed(DENY),) if items is None else tuple(_rule(*item, peers_field, skipped) for item in items)
 
 
-def _rule(value: object, field: str, peers_field: str, skipped: List[Invalid]) -> PolicyRule:
+def _rule(value: object, field: str, peers_field: str, skipped: list[Invalid]) -> PolicyRule:
     action: Any = None
     try:
         raw = mapping(value, field)
@@ -123,15 +123,15 @@ def _rule(value: object, field: str, peers_field: str, skipped: List[Invalid]) -
         return closed(action)
 
 
-def _each(value: object, field: str, read: Callable[[object, str], List[Any]]) -> List[Any]:
+def _each(value: object, field: str, read: Callable[[object, str], list[Any]]) -> list[Any]:
     items = sequence(value, field)
     if len(items) > _MOST:
         raise Invalid(field, f"has {len(items)} entries, more than {_MOST}")
     return [part for index, item in enumerate(items) for part in read(item, f"{field}[{index}]")]
 
 
-def _peers(egress: bool) -> Callable[[object, str], List[Peer]]:
-    def read(value: object, field: str) -> List[Peer]:
+def _peers(egress: bool) -> Callable[[object, str], list[Peer]]:
+    def read(value: object, field: str) -> list[Peer]:
         raw = mapping(value, field)
         if egress and raw.get(_UNSUPPORTED) is not None:
             raise Invalid(f"{field}.{_UNSUPPORTED}", "is not supported")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, Mapping, Optional
 
 from ...base.durations import parse_duration
 from ..fields import Invalid, is_dns_label, is_dns_subdomain, leniently, mapping, shown, text
@@ -17,7 +17,7 @@ PORT, PATH, STATUS, SERVER_NAME, CA = (f"{CHECK}-{name}" for name in ("port", "p
 INTERVAL, FAST_INTERVAL, TIMEOUT, FALL, RISE = (
     f"{CHECK}-{name}" for name in ("interval", "fast-interval", "timeout", "fall", "rise")
 )
-ANNOTATIONS: Tuple[str, ...] = (
+ANNOTATIONS: tuple[str, ...] = (
     *(CHECK, PORT, PATH, STATUS, SERVER_NAME, CA),
     *(INTERVAL, FAST_INTERVAL, TIMEOUT, FALL, RISE),
 )
@@ -28,7 +28,7 @@ _STATUSES = re.compile(r"([1-5][0-9]{2})(?:-([1-5][0-9]{2}))?")
 _PATH = re.compile(r"/[!-~]{0,1023}")
 
 
-def parse_check(metadata: Mapping[str, Any], skipped: List[Invalid]) -> Optional[HealthCheck]:
+def parse_check(metadata: Mapping[str, Any], skipped: list[Invalid]) -> Optional[HealthCheck]:
     """Return the health check of a Service, None if it has none.
 
     A Service with an invalid annotation is served without a check; the annotation is appended to ``skipped``.
@@ -91,7 +91,7 @@ def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
     return seconds
 
 
-def _statuses(value: str) -> Tuple[Tuple[int, int], ...]:
+def _statuses(value: str) -> tuple[tuple[int, int], ...]:
     ranges = []
     for part in value.split(","):
         match = _STATUSES.fullmatch(part.strip())

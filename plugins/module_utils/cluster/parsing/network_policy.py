@@ -14,7 +14,7 @@ if it is unclear which pods it selects, or for which direction.
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Optional, TypeVar
 
 from ...base.addresses import Network, canonical_address, packed, parse_network
 from ..fields import (
@@ -49,7 +49,7 @@ _ALWAYS = "Always"
 _MAYBE_MULTICAST = ("ff", "22", "23")
 
 
-def parse_pod(raw: Dict[str, Any], skipped: List[Invalid]) -> policy_model.Pod:
+def parse_pod(raw: dict[str, Any], skipped: list[Invalid]) -> policy_model.Pod:
     """Return the Pod that a raw object describes. Invalid parts are skipped and appended to ``skipped``.
 
     Raises Invalid if it has no valid identity.
@@ -74,7 +74,7 @@ def parse_pod(raw: Dict[str, Any], skipped: List[Invalid]) -> policy_model.Pod:
     )
 
 
-def parse_namespace(raw: Dict[str, Any], skipped: List[Invalid]) -> policy_model.Namespace:
+def parse_namespace(raw: dict[str, Any], skipped: list[Invalid]) -> policy_model.Namespace:
     """Return the Namespace that a raw object describes. Raises Invalid if it has no valid name."""
     metadata = mapping(raw.get("metadata"), "metadata")
     name = dns_label(metadata.get("name"), "metadata.name")
@@ -82,7 +82,7 @@ def parse_namespace(raw: Dict[str, Any], skipped: List[Invalid]) -> policy_model
     return policy_model.Namespace(interned(name), labels, bool(metadata.get("deletionTimestamp")))
 
 
-def read_labels(value: object, skipped: List[Invalid]) -> Dict[str, str]:
+def read_labels(value: object, skipped: list[Invalid]) -> dict[str, str]:
     """Return labels, without those whose key (in YAML) or value is not a string."""
     labels = {}
     for key, item in _part(value, "metadata.labels", skipped).items():
@@ -95,19 +95,19 @@ def read_labels(value: object, skipped: List[Invalid]) -> Dict[str, str]:
     return labels
 
 
-def _part(value: object, field: str, skipped: List[Invalid]) -> Dict[str, Any]:
+def _part(value: object, field: str, skipped: list[Invalid]) -> dict[str, Any]:
     return value if isinstance(value, dict) else leniently(mapping, value, field, skipped, {})
 
 
-def _list(value: object, field: str, skipped: List[Invalid]) -> List[Any]:
+def _list(value: object, field: str, skipped: list[Invalid]) -> list[Any]:
     return value if isinstance(value, list) else leniently(sequence, value, field, skipped, [])
 
 
-def _text(value: object, field: str, skipped: List[Invalid]) -> str:
+def _text(value: object, field: str, skipped: list[Invalid]) -> str:
     return value if isinstance(value, str) else leniently(text, value, field, skipped, "")
 
 
-def _addresses(status: Dict[str, Any], skipped: List[Invalid]) -> Tuple[str, ...]:
+def _addresses(status: dict[str, Any], skipped: list[Invalid]) -> tuple[str, ...]:
     """Return the addresses of status.podIPs, or of status.podIP where there are none."""
     items = [
         (f"status.podIPs[{index}].ip", item.get("ip") if isinstance(item, dict) else item)
@@ -115,7 +115,7 @@ def _addresses(status: Dict[str, Any], skipped: List[Invalid]) -> Tuple[str, ...
     ]
     if not items and status.get("podIP"):
         items = [("status.podIP", status["podIP"])]
-    found: Dict[str, None] = {}
+    found: dict[str, None] = {}
     for field, value in items:
         address = canonical_address(value) if isinstance(value, str) else None
         if address is None:
@@ -138,9 +138,9 @@ def not_global(address: str) -> str:
     return special_use(address)
 
 
-def _ports(spec: Dict[str, Any], skipped: List[Invalid]) -> Tuple[policy_model.ContainerPort, ...]:
+def _ports(spec: dict[str, Any], skipped: list[Invalid]) -> tuple[policy_model.ContainerPort, ...]:
     """Return the named ports of containers, and of init containers that keep running (sidecars)."""
-    found: Dict[policy_model.ContainerPort, None] = {}
+    found: dict[policy_model.ContainerPort, None] = {}
     for kind in ("containers", "initContainers"):
         for index, container in enumerate(_list(spec.get(kind), f"spec.{kind}", skipped)):
             where = f"spec.{kind}[{index}]"
@@ -164,7 +164,7 @@ def _container_port(value: object, field: str) -> Optional[policy_model.Containe
     return policy_model.ContainerPort(interned(name), protocol(raw.get("protocol"), f"{field}.protocol"), number)
 
 
-def parse_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) -> policy_model.NetworkPolicy:
+def parse_network_policy(raw: dict[str, Any], skipped: list[Invalid]) -> policy_model.NetworkPolicy:
     """Return the NetworkPolicy that a raw object describes, with None in place of parts that are not understood.
 
     These parts are appended to ``skipped``. Defaults of the API server are filled in. Raises Invalid.
@@ -187,7 +187,7 @@ def parse_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) -> policy_
     )
 
 
-def _directions(value: object, has_egress: bool, skipped: List[Invalid]) -> Tuple[str, ...]:
+def _directions(value: object, has_egress: bool, skipped: list[Invalid]) -> tuple[str, ...]:
     listed = sequence(value, "spec.policyTypes")
     if not listed:
         return policy_model.DIRECTIONS if has_egress else (policy_model.INGRESS,)
@@ -206,8 +206,8 @@ def _directions(value: object, has_egress: bool, skipped: List[Invalid]) -> Tupl
 
 
 def _parts(
-    value: object, field: str, read: Callable[[object, str], Part], skipped: List[Invalid]
-) -> Tuple[Optional[Part], ...]:
+    value: object, field: str, read: Callable[[object, str], Part], skipped: list[Invalid]
+) -> tuple[Optional[Part], ...]:
     """Read the elements of a list separately; a value that is not a list gives one part that is not understood."""
 
     def read_one(item: object, where: str) -> Optional[Part]:
@@ -220,8 +220,8 @@ def _parts(
 
 
 def _rules(
-    value: object, field: str, peers_field: str, namespace: str, skipped: List[Invalid]
-) -> Tuple[Optional[policy_model.PolicyRule], ...]:
+    value: object, field: str, peers_field: str, namespace: str, skipped: list[Invalid]
+) -> tuple[Optional[policy_model.PolicyRule], ...]:
     def read_peer(item: object, where: str) -> policy_model.Peer:
         return _peer(item, where, namespace)
 

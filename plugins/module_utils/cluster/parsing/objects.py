@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ...base.errors import Refusal, defect_text
 from ..fields import Invalid, address, cidr, dns_subdomain, elements, interned, leniently, mapping, shown, text
@@ -46,11 +46,11 @@ class ParsedObject(NamedTuple):
 
     key: ObjectKey
     value: Union[Parsed, Refusal, None]
-    skipped: Tuple[Refusal, ...] = ()
+    skipped: tuple[Refusal, ...] = ()
     is_supported: bool = True
 
 
-def parse_node(raw: Dict[str, Any], skipped: List[Invalid]) -> Node:
+def parse_node(raw: dict[str, Any], skipped: list[Invalid]) -> Node:
     """Return the Node that a raw object describes.
 
     Invalid addresses and pod CIDRs are skipped and appended to ``skipped``. Raises Invalid.
@@ -82,9 +82,9 @@ def parse_node(raw: Dict[str, Any], skipped: List[Invalid]) -> Node:
     )
 
 
-def _node_addresses(raw: object, skipped: List[Invalid]) -> Dict[str, List[str]]:
+def _node_addresses(raw: object, skipped: list[Invalid]) -> dict[str, list[str]]:
     """Return the internal and external addresses of a Node, by type, in the order of status.addresses."""
-    found: Dict[str, List[str]] = {"InternalIP": [], "ExternalIP": []}
+    found: dict[str, list[str]] = {"InternalIP": [], "ExternalIP": []}
 
     def read(value: object, field: str) -> None:
         item = mapping(value, field)
@@ -97,7 +97,7 @@ def _node_addresses(raw: object, skipped: List[Invalid]) -> Dict[str, List[str]]
     return found
 
 
-def parse_service_cidr(raw: Dict[str, Any], _skipped: List[Invalid]) -> ServiceCIDR:
+def parse_service_cidr(raw: dict[str, Any], _skipped: list[Invalid]) -> ServiceCIDR:
     """Return the ServiceCIDR that a raw object describes. Raises Invalid if any of its CIDRs is invalid."""
     metadata = mapping(raw.get("metadata"), "metadata")
     name = dns_subdomain(metadata.get("name"), "metadata.name")
@@ -106,11 +106,11 @@ def parse_service_cidr(raw: Dict[str, Any], _skipped: List[Invalid]) -> ServiceC
 
 
 class _Kind(NamedTuple):
-    versions: Tuple[str, ...]
-    parse: Callable[[Dict[str, Any], List[Invalid]], Optional[Parsed]]
+    versions: tuple[str, ...]
+    parse: Callable[[dict[str, Any], list[Invalid]], Optional[Parsed]]
 
 
-_KINDS: Dict[str, _Kind] = {
+_KINDS: dict[str, _Kind] = {
     "Service": _Kind(("v1",), parse_service),
     "EndpointSlice": _Kind(("discovery.k8s.io/v1",), parse_endpoint_slice),
     "Node": _Kind(("v1",), parse_node),
@@ -121,7 +121,7 @@ _KINDS: Dict[str, _Kind] = {
     "ClusterNetworkPolicy": _Kind(VERSIONS, parse_cluster_network_policy),
 }
 
-KINDS: Tuple[str, ...] = tuple(_KINDS)
+KINDS: tuple[str, ...] = tuple(_KINDS)
 
 
 def is_supported(raw: object) -> bool:
@@ -157,14 +157,14 @@ def object_key(raw: object) -> ObjectKey:
     )
 
 
-def parse_object(raw: object, skipped: Optional[List[Refusal]] = None) -> Union[Parsed, Refusal, None]:
+def parse_object(raw: object, skipped: Optional[list[Refusal]] = None) -> Union[Parsed, Refusal, None]:
     """Return one raw object as a value of the model.
 
     Returns None for an object that the proxy does not serve (another kind, headless, labelled for another proxy) and a
     Refusal for an invalid one; no input raises. Invalid parts on which nothing else in the object depends (addresses,
     endpoints, peers of a policy) are skipped and appended to ``skipped``, the first of them by name.
     """
-    invalid_parts: List[Invalid] = []
+    invalid_parts: list[Invalid] = []
     try:
         if not is_supported(raw):
             return None
@@ -184,7 +184,7 @@ def parse_object(raw: object, skipped: Optional[List[Refusal]] = None) -> Union[
     return parsed
 
 
-def _named(parts: List[Invalid]) -> List[Invalid]:
+def _named(parts: list[Invalid]) -> list[Invalid]:
     others = len(parts) - MOST_PARTS
     if others <= 0:
         return parts
@@ -198,7 +198,7 @@ def parsed_object(raw: object, key: ObjectKey) -> ParsedObject:
 
     If a defect of the parser makes it raise something else than Invalid, that refuses only this object.
     """
-    skipped: List[Refusal] = []
+    skipped: list[Refusal] = []
     try:
         value = parse_object(raw, skipped)
     except MemoryError:

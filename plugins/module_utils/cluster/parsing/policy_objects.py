@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from time import monotonic
-from typing import AbstractSet, Any, Callable, Dict, NamedTuple, Set, Tuple, Union
+from typing import AbstractSet, Any, Callable, NamedTuple, Union
 
 from ..model import NamespacedName, Node
 from ..policies.policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
@@ -25,10 +25,10 @@ _OVERTAKEN_SECONDS = 5.0
 class PolicyChanges(NamedTuple):
     """The names of objects that were added, changed or deleted."""
 
-    pods: Set[NamespacedName]
-    namespaces: Set[str]
-    policies: Set[NamespacedName]
-    cluster_policies: Set[str]
+    pods: set[NamespacedName]
+    namespaces: set[str]
+    policies: set[NamespacedName]
+    cluster_policies: set[str]
     #: Nodes, as peers of policies: empty while no policy has any.
     nodes: AbstractSet[str] = frozenset()
 
@@ -46,18 +46,18 @@ class PolicyObjects:
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self.pods: Dict[NamespacedName, Pod] = {}
-        self.namespaces: Dict[str, Namespace] = {}
-        self.policies: Dict[NamespacedName, NetworkPolicy] = {}
-        self.cluster_policies: Dict[str, ClusterNetworkPolicy] = {}
-        self.nodes: Dict[str, Node] = {}
+        self.pods: dict[NamespacedName, Pod] = {}
+        self.namespaces: dict[str, Namespace] = {}
+        self.policies: dict[NamespacedName, NetworkPolicy] = {}
+        self.cluster_policies: dict[str, ClusterNetworkPolicy] = {}
+        self.nodes: dict[str, Node] = {}
         self.nodes_known = True
         self.changes = _no_changes()
         self._clock = clock
         # Those that stay with their namespace, and those deleted a short time ago, with the time.
-        self._held: Set[NamespacedName] = set()
-        self._deleted: Dict[NamespacedName, Tuple[float, NetworkPolicy]] = {}
-        self._with_node_peers: Set[str] = set()
+        self._held: set[NamespacedName] = set()
+        self._deleted: dict[NamespacedName, tuple[float, NetworkPolicy]] = {}
+        self._with_node_peers: set[str] = set()
 
     def pop_changes(self) -> PolicyChanges:
         """Return what changed since the last call."""
@@ -152,12 +152,12 @@ def _no_changes() -> PolicyChanges:
     return PolicyChanges(set(), set(), set(), set())
 
 
-def _put(table: Dict[Any, Any], key: Any, item: Any, changed: Set[Any]) -> None:
+def _put(table: dict[Any, Any], key: Any, item: Any, changed: set[Any]) -> None:
     if table.get(key) != item:
         table[key] = item
         changed.add(key)
 
 
-def _remove(table: Dict[Any, Any], key: Any, changed: Set[Any]) -> None:
+def _remove(table: dict[Any, Any], key: Any, changed: set[Any]) -> None:
     if table.pop(key, None) is not None:
         changed.add(key)

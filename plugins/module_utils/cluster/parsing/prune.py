@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Tuple
+from typing import Any, Callable, Mapping
 
 from .health_check import ANNOTATIONS
 from .objects import HOSTNAME_LABEL, ZONE_LABEL
@@ -24,7 +24,7 @@ _METADATA = {"namespace": True, "name": True}
 _CONTAINER_PORTS = {"name": True, "protocol": True, "containerPort": True}
 
 #: The parts of a value to keep: True keeps all of it; a mapping only these fields, in each element of a list.
-_SHAPES: Dict[str, Mapping[str, Any]] = {
+_SHAPES: dict[str, Mapping[str, Any]] = {
     "Service": {
         "metadata": {
             **_METADATA,
@@ -112,7 +112,7 @@ def _reducer(shape: Mapping[str, Any]) -> Reduce:
     return reduce
 
 
-def _flat_reducer(names: Tuple[str, ...]) -> Reduce:
+def _flat_reducer(names: tuple[str, ...]) -> Reduce:
     """Return the function that keeps these fields; an object without others, like most conditions, is not copied."""
     every = frozenset(names)
 
@@ -132,7 +132,7 @@ def _flat_reducer(names: Tuple[str, ...]) -> Reduce:
 
 _NODE = _SHAPES["Node"]
 _LABELLED_NODE = _reducer({**_NODE, "metadata": {**_NODE["metadata"], "labels": True}})
-_REDUCERS: Dict[str, Reduce] = {kind: _reducer(shape) for kind, shape in _SHAPES.items()}
+_REDUCERS: dict[str, Reduce] = {kind: _reducer(shape) for kind, shape in _SHAPES.items()}
 
 
 def prune(raw: Any, node_labels: bool = False) -> Any:

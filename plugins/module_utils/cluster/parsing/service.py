@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Optional
 
 from ...base.addresses import IPV4, IPV6, canonical_address, canonical_network, family_of
 from ..fields import (
@@ -48,11 +48,11 @@ _TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 HEADLESS_LABEL = "service.kubernetes.io/headless"
 TRIGGER_TIME_ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
-_NO_CONDITIONS: Dict[str, Any] = {}
+_NO_CONDITIONS: dict[str, Any] = {}
 _new = tuple.__new__
 
 
-def parse_endpoint_slice(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[EndpointSlice]:
+def parse_endpoint_slice(raw: dict[str, Any], skipped: list[Invalid]) -> Optional[EndpointSlice]:
     """Return the EndpointSlice that a raw object describes, or None for one that no Service can use.
 
     No Service can use slices labelled headless, slices without an owning Service, and slices of addressType FQDN.
@@ -90,8 +90,8 @@ def parse_endpoint_slice(raw: Dict[str, Any], skipped: List[Invalid]) -> Optiona
 _shared_of_slices = sharing(SlicePort)
 
 
-def _slice_ports(raw_ports: List[Any]) -> Tuple[SlicePort, ...]:
-    ports: List[SlicePort] = []
+def _slice_ports(raw_ports: list[Any]) -> tuple[SlicePort, ...]:
+    ports: list[SlicePort] = []
     for index, raw in enumerate(raw_ports):
         try:
             port = _slice_port(raw)
@@ -109,8 +109,8 @@ def _slice_port(raw: object) -> SlicePort:
     return SlicePort(name, protocol(raw.get("protocol"), "protocol"), integer(raw.get("port"), "port", 0, 65535, 0))
 
 
-def _endpoints(raw_endpoints: List[Any], family: str, skipped: List[Invalid]) -> Tuple[SliceEndpoint, ...]:
-    endpoints: List[SliceEndpoint] = []
+def _endpoints(raw_endpoints: list[Any], family: str, skipped: list[Invalid]) -> tuple[SliceEndpoint, ...]:
+    endpoints: list[SliceEndpoint] = []
     for index, raw in enumerate(raw_endpoints):
         try:
             endpoint = _endpoint(raw, family)
@@ -148,8 +148,8 @@ def _endpoint(raw: object, family: str) -> Optional[SliceEndpoint]:
         conditions = _NO_CONDITIONS
     elif not isinstance(conditions, dict):
         raise Invalid("conditions", f"{shown(conditions)} is not an object")
-    zone_hints: Tuple[str, ...] = ()
-    node_hints: Tuple[str, ...] = ()
+    zone_hints: tuple[str, ...] = ()
+    node_hints: tuple[str, ...] = ()
     if raw.get("hints"):
         hints = mapping(raw["hints"], "hints")
         zone_hints = _hint_names(hints.get("forZones"), "hints.forZones")
@@ -165,12 +165,12 @@ def _endpoint(raw: object, family: str) -> Optional[SliceEndpoint]:
     return _new(SliceEndpoint, (address, node, ready, serving, terminating, zone_hints, node_hints))
 
 
-def _hint_names(raw: object, field: str) -> Tuple[str, ...]:
+def _hint_names(raw: object, field: str) -> tuple[str, ...]:
     names = (text(mapping(value, where).get("name"), f"{where}.name") for value, where in elements(raw, field))
     return tuple(dict.fromkeys(names))
 
 
-def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Service]:
+def parse_service(raw: dict[str, Any], skipped: list[Invalid]) -> Optional[Service]:
     """Return the Service that a raw object describes, or None for one that the proxy does not serve.
 
     Not served are the Services that kube-proxy 1.36 excludes with its selectors (labelled for another proxy, headless),
@@ -216,7 +216,7 @@ def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Servi
     )
 
 
-def _created(raw: object, skipped: List[Invalid]) -> str:
+def _created(raw: object, skipped: list[Invalid]) -> str:
     """Return the creation time, empty if there is none. Times in this format sort chronologically as text."""
     if raw is None or (isinstance(raw, str) and _TIME.fullmatch(raw)):
         return interned(raw) if raw else ""
@@ -224,7 +224,7 @@ def _created(raw: object, skipped: List[Invalid]) -> str:
     return ""
 
 
-def _cluster_ips(spec: Dict[str, Any], cluster_ip: str) -> Tuple[str, str]:
+def _cluster_ips(spec: dict[str, Any], cluster_ip: str) -> tuple[str, str]:
     """Return the cluster IPs of IPv4 and IPv6, each empty if there is none. Raises Invalid.
 
     Those of 169.254.0.0/16 are served in every mode, as by kube-proxy. IPv6 link-local ones belong to one interface, so
@@ -258,8 +258,8 @@ def _cluster_ips(spec: Dict[str, Any], cluster_ip: str) -> Tuple[str, str]:
 _shared = sharing(ServicePort)
 
 
-def _ports(raw_ports: List[Any]) -> Tuple[ServicePort, ...]:
-    ports: List[ServicePort] = []
+def _ports(raw_ports: list[Any]) -> tuple[ServicePort, ...]:
+    ports: list[ServicePort] = []
     for index, raw in enumerate(raw_ports):
         try:
             ports.append(_port(raw))
@@ -282,10 +282,10 @@ def _port(raw: object) -> ServicePort:
     )
 
 
-def _refuse_duplicates(ports: List[ServicePort]) -> None:
-    names: Set[str] = set()
-    numbers: Set[Tuple[int, str]] = set()
-    node_ports: Set[Tuple[int, str]] = set()
+def _refuse_duplicates(ports: list[ServicePort]) -> None:
+    names: set[str] = set()
+    numbers: set[tuple[int, str]] = set()
+    node_ports: set[tuple[int, str]] = set()
     for index, port in enumerate(ports):
         where = f"spec.ports[{index}]"
         if port.name in names:
@@ -301,7 +301,7 @@ def _refuse_duplicates(ports: List[ServicePort]) -> None:
         node_ports.add((port.node_port, port.protocol))
 
 
-def _external_ips(raw: List[Any], skipped: List[Invalid]) -> Tuple[str, ...]:
+def _external_ips(raw: list[Any], skipped: list[Invalid]) -> tuple[str, ...]:
     found = [leniently(_external_ip, *item, skipped, "") for item in elements(raw, "spec.externalIPs")]
     return tuple(dict.fromkeys(filter(None, found)))
 
@@ -315,7 +315,7 @@ def _external_ip(value: object, field: str) -> str:
     return item
 
 
-def _load_balancer_ips(raw_status: object, skipped: List[Invalid]) -> Tuple[str, ...]:
+def _load_balancer_ips(raw_status: object, skipped: list[Invalid]) -> tuple[str, ...]:
     """Return the addresses of ipMode VIP (the default).
 
     The API server accepts any address in a status. Loopback and link-local ones are served, since load balancers for
@@ -343,8 +343,8 @@ def _ingress_address(raw: object, field: str) -> str:
     return item
 
 
-def _source_ranges(raw: object) -> Tuple[str, ...]:
-    chosen: Dict[str, None] = {}
+def _source_ranges(raw: object) -> tuple[str, ...]:
+    chosen: dict[str, None] = {}
     for index, value in enumerate(sequence(raw, "spec.loadBalancerSourceRanges")):
         item = canonical_network(text(value, f"spec.loadBalancerSourceRanges[{index}]").strip())
         if item is not None:
@@ -352,7 +352,7 @@ def _source_ranges(raw: object) -> Tuple[str, ...]:
     return tuple(chosen)
 
 
-def _affinity_seconds(spec: Dict[str, Any]) -> int:
+def _affinity_seconds(spec: dict[str, Any]) -> int:
     if text(spec.get("sessionAffinity"), "spec.sessionAffinity") != "ClientIP":
         return 0
     settings = mapping(spec.get("sessionAffinityConfig"), "spec.sessionAffinityConfig")

@@ -14,7 +14,7 @@ kube-proxy replacement.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Mapping, Optional
 
 from ...base import ipvs_schedulers
 from ...base.addresses import canonical_address, canonical_network
@@ -54,7 +54,7 @@ _SHORTEST_WAIT, _LONGEST_WAIT = 1.0, 3600.0
 RESET_FORMS = f"{_KEEP}, {_RESET} or {_RESET_AFTER}DURATION, from 1s to 60m"
 
 
-def parse_service_policy(metadata: Mapping[str, Any], skipped: List[Invalid]) -> ServicePolicy:
+def parse_service_policy(metadata: Mapping[str, Any], skipped: list[Invalid]) -> ServicePolicy:
     """Return the policy that annotations of a Service request; append invalid values to ``skipped``."""
     given = _given(metadata, _OWN)
     if not given:
@@ -77,7 +77,7 @@ def parse_aliases(metadata: Mapping[str, Any]) -> ServicePolicy:
     given = _given(metadata, _ALIASES)
     if not given:
         return NO_POLICY
-    invalid: List[Invalid] = []
+    invalid: list[Invalid] = []
     scheduler = _scheduler(given, KUBE_ROUTER_SCHEDULER, SCHEDULERS, invalid)
     flags = _flags(given, KUBE_ROUTER_FLAGS, tuple(ipvs_schedulers.SCHEDULER_FLAGS), invalid)
     algorithm = _scheduler(given, CILIUM_ALGORITHM, _ALGORITHMS, invalid)
@@ -85,7 +85,7 @@ def parse_aliases(metadata: Mapping[str, Any]) -> ServicePolicy:
     return ServicePolicy(scheduler=scheduler or algorithm, scheduler_flags=flags, problems=problems)
 
 
-def _given(metadata: Mapping[str, Any], names: Tuple[str, ...]) -> Dict[str, Any]:
+def _given(metadata: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     annotations = metadata.get("annotations")
     if not isinstance(annotations, dict):
         return {}
@@ -97,12 +97,12 @@ def _field(name: str) -> str:
     return f"metadata.annotations[{name}]"
 
 
-def _words(raw: object) -> List[str]:
+def _words(raw: object) -> list[str]:
     """Return the elements of a comma-separated list; a value that is not text is one element, and invalid."""
     return [word.strip() for word in raw.split(",") if word.strip()] if isinstance(raw, str) else [""]
 
 
-def _scheduler(given: Mapping[str, Any], name: str, known: Tuple[str, ...], skipped: List[Invalid]) -> str:
+def _scheduler(given: Mapping[str, Any], name: str, known: tuple[str, ...], skipped: list[Invalid]) -> str:
     if name not in given:
         return ""
     text = given[name].strip() if isinstance(given[name], str) else ""
@@ -113,7 +113,7 @@ def _scheduler(given: Mapping[str, Any], name: str, known: Tuple[str, ...], skip
     return _CALLED.get(text, text)
 
 
-def _flags(given: Mapping[str, Any], name: str, known: Tuple[str, ...], skipped: List[Invalid]) -> Tuple[str, ...]:
+def _flags(given: Mapping[str, Any], name: str, known: tuple[str, ...], skipped: list[Invalid]) -> tuple[str, ...]:
     words = _words(given[name]) if name in given else []
     unknown = next((word for word in words if word not in known), None)
     if unknown is not None:
@@ -122,7 +122,7 @@ def _flags(given: Mapping[str, Any], name: str, known: Tuple[str, ...], skipped:
     return tuple(sorted(set(words).intersection(known)))
 
 
-def _slow_start(given: Mapping[str, Any], skipped: List[Invalid]) -> float:
+def _slow_start(given: Mapping[str, Any], skipped: list[Invalid]) -> float:
     if SLOW_START not in given:
         return 0.0
     seconds = parse_duration(given[SLOW_START].strip()) if isinstance(given[SLOW_START], str) else None
@@ -144,7 +144,7 @@ def parse_reset_after(text: str) -> Optional[float]:
     return seconds if seconds is not None and _SHORTEST_WAIT <= seconds <= _LONGEST_WAIT else None
 
 
-def _reset_after(given: Mapping[str, Any], skipped: List[Invalid]) -> Optional[float]:
+def _reset_after(given: Mapping[str, Any], skipped: list[Invalid]) -> Optional[float]:
     if REMOVED_ENDPOINTS not in given:
         return None
     raw = given[REMOVED_ENDPOINTS]
@@ -155,14 +155,14 @@ def _reset_after(given: Mapping[str, Any], skipped: List[Invalid]) -> Optional[f
     return seconds
 
 
-def _userspace(given: Mapping[str, Any], skipped: List[Invalid]) -> bool:
+def _userspace(given: Mapping[str, Any], skipped: list[Invalid]) -> bool:
     if MODE not in given or given[MODE] == _FORWARDED:
         return MODE in given
     skipped.append(Invalid(_field(MODE), f"{shown(given[MODE])} is not {_FORWARDED}; the node's mode is used"))
     return False
 
 
-def _prefixes(given: Mapping[str, Any], skipped: List[Invalid]) -> Tuple[int, int]:
+def _prefixes(given: Mapping[str, Any], skipped: list[Invalid]) -> tuple[int, int]:
     """Return the prefix lengths for IPv4 and IPv6 in ``24`` or ``24,64``; 0 for one that is not given."""
     if PERSISTENCE_NETMASK not in given:
         return 0, 0
@@ -175,14 +175,14 @@ def _prefixes(given: Mapping[str, Any], skipped: List[Invalid]) -> Tuple[int, in
     return lengths[0], lengths[1] if len(lengths) == 2 else 0
 
 
-def _sources(raw: object, skipped: List[Invalid]) -> Tuple[str, ...]:
+def _sources(raw: object, skipped: list[Invalid]) -> tuple[str, ...]:
     """Return the valid CIDRs of a comma-separated list without duplicates; a plain address is accepted as well.
 
     Those beyond MOST_SOURCES allow no source: each CIDR needs an entry for every address and port of the Service, and
     an ipset, which all Services share, holds 65,536.
     """
     field = _field(ALLOWED_SOURCES)
-    chosen: Dict[str, None] = {}
+    chosen: dict[str, None] = {}
     parts = raw.split(",") if isinstance(raw, str) else [raw]
     if len(parts) > MOST_SOURCES:
         skipped.append(

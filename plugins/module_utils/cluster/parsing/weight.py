@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional
+from typing import Any, Mapping, Optional
 
 from ..fields import Invalid, shown
 
@@ -16,7 +16,7 @@ MOST = 256
 CILIUM_MOST = 65535
 
 
-def parse_weight(annotations: Mapping[str, Any], name: str, skipped: List[Invalid], most: int = MOST) -> Optional[int]:
+def parse_weight(annotations: Mapping[str, Any], name: str, skipped: list[Invalid], most: int = MOST) -> Optional[int]:
     """Return the weight in an annotation; None without one, or if it is invalid, which is appended to ``skipped``."""
     if name not in annotations:
         return None

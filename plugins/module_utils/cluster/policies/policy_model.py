@@ -9,7 +9,7 @@ absent (absent peers are all peers), and the indices of the other parts, by whic
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Mapping, NamedTuple, Optional, Union
 
 from ...base.addresses import Network
 from ..model import NamespacedName
@@ -46,8 +46,8 @@ class Pod(NamedTuple):
     node_name: str = ""
     host_network: bool = False
     ended: bool = False
-    addresses: Tuple[str, ...] = ()
-    ports: Tuple[ContainerPort, ...] = ()
+    addresses: tuple[str, ...] = ()
+    ports: tuple[ContainerPort, ...] = ()
 
     @property
     def key(self) -> NamespacedName:
@@ -83,7 +83,7 @@ class BlockPeer(NamedTuple):
     """A range of addresses without its excepted parts."""
 
     network: Network
-    excepted: Tuple[Network, ...] = ()
+    excepted: tuple[Network, ...] = ()
 
     def __str__(self) -> str:
         less = f" except {', '.join(map(str, self.excepted))}" if self.excepted else ""
@@ -127,13 +127,13 @@ class PolicyRule(NamedTuple):
     ``action`` and ``name`` are those of a ClusterNetworkPolicy; rules of a NetworkPolicy have the action Accept.
     """
 
-    peers: Tuple[Optional[Peer], ...] = ()
-    ports: Tuple[Optional[PolicyPort], ...] = ()
+    peers: tuple[Optional[Peer], ...] = ()
+    ports: tuple[Optional[PolicyPort], ...] = ()
     action: str = ACCEPT
     name: str = ""
 
     @property
-    def node_peers(self) -> Tuple[NodePeer, ...]:
+    def node_peers(self) -> tuple[NodePeer, ...]:
         """The peers that are Nodes."""
         return tuple(peer for peer in self.peers if isinstance(peer, NodePeer))
 
@@ -156,16 +156,16 @@ class NetworkPolicy(NamedTuple):
     namespace: str
     name: str
     pods: LabelSelector
-    directions: Tuple[str, ...]
-    ingress: Tuple[Optional[PolicyRule], ...] = ()
-    egress: Tuple[Optional[PolicyRule], ...] = ()
+    directions: tuple[str, ...]
+    ingress: tuple[Optional[PolicyRule], ...] = ()
+    egress: tuple[Optional[PolicyRule], ...] = ()
 
     @property
     def key(self) -> NamespacedName:
         """Namespace and name."""
         return NamespacedName(self.namespace, self.name)
 
-    def rules(self, direction: str) -> Tuple[Optional[PolicyRule], ...]:
+    def rules(self, direction: str) -> tuple[Optional[PolicyRule], ...]:
         """Return the rules of a direction; empty if it is not among the policy's types."""
         if direction not in self.directions:
             return ()
@@ -179,14 +179,14 @@ class ClusterNetworkPolicy(NamedTuple):
     tier: str
     priority: int
     subject: PodPeer
-    ingress: Tuple[PolicyRule, ...] = ()
-    egress: Tuple[PolicyRule, ...] = ()
+    ingress: tuple[PolicyRule, ...] = ()
+    egress: tuple[PolicyRule, ...] = ()
 
     @property
     def has_node_peers(self) -> bool:
         """Whether any rule has Nodes as peers."""
         return any(rule.node_peers for rule in (*self.ingress, *self.egress))
 
-    def rules(self, direction: str) -> Tuple[PolicyRule, ...]:
+    def rules(self, direction: str) -> tuple[PolicyRule, ...]:
         """Return the rules of a direction, in their order."""
         return self.ingress if direction == INGRESS else self.egress

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Mapping, NamedTuple, Tuple
+from typing import Mapping, NamedTuple
 
 from ..fields import Invalid, elements, fields_of, mapping, sequence, shown
 
@@ -23,7 +23,7 @@ class Requirement(NamedTuple):
 
     key: str
     operator: str
-    values: FrozenSet[str] = frozenset()
+    values: frozenset[str] = frozenset()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Return whether labels meet the condition; NotIn holds for an absent key."""
@@ -46,14 +46,14 @@ class Requirement(NamedTuple):
 class LabelSelector(NamedTuple):
     """Conditions that must all hold, sorted and without duplicates; without conditions everything matches."""
 
-    requirements: Tuple[Requirement, ...] = ()
+    requirements: tuple[Requirement, ...] = ()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Return whether labels meet all conditions."""
         return all(requirement.matches(labels) for requirement in self.requirements)
 
     @property
-    def anchor(self) -> Tuple[Tuple[str, str], ...]:
+    def anchor(self) -> tuple[tuple[str, str], ...]:
         """Return pairs of key and value of which matching labels have at least one; empty if there are none, or many.
 
         The pairs come from the condition with the fewest values. Use them to find candidates in an index by label.
@@ -78,7 +78,7 @@ def parse_selector(value: object, field: str) -> LabelSelector:
     not understood is an error. Raises Invalid.
     """
     raw = fields_of(value, _FIELDS, field)
-    found: Dict[Requirement, None] = {}
+    found: dict[Requirement, None] = {}
     for key, item in mapping(raw.get("matchLabels"), f"{field}.matchLabels").items():
         if not isinstance(item, str):
             raise Invalid(f"{field}.matchLabels[{key}]", f"{shown(item)} is not a string")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
+from typing import Any, Mapping, NamedTuple
 
 from .nodes import NAME_LIMIT, natural_key, text
 
@@ -21,21 +21,21 @@ class Change(NamedTuple):
     field: str
     before: str
     now: str
-    nodes: Tuple[str, ...]
+    nodes: tuple[str, ...]
 
 
 class Changes(NamedTuple):
     """All changes. ``generated``: when the earlier report was made; ``numbers``: how those of its summary differ."""
 
     generated: str
-    numbers: Dict[str, int]
-    changes: Tuple[Change, ...]
+    numbers: dict[str, int]
+    changes: tuple[Change, ...]
 
 
 def changes(previous: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     """Return the changes from an earlier document to another. The earlier one is a file, so it may hold anything."""
     before, after = _nodes(previous), _nodes(now)
-    groups: Dict[Tuple[str, str, str], List[str]] = {}
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for name in sorted({*before, *after}, key=natural_key):
         for field in FIELDS:
             old, new = before.get(name, {}).get(field, ""), after.get(name, {}).get(field, "")
@@ -50,8 +50,8 @@ def changes(previous: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     )
 
 
-def _nodes(document: Mapping[str, Any]) -> Dict[str, Dict[str, str]]:
-    found: Dict[str, Dict[str, str]] = {}
+def _nodes(document: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
     listed = document.get("nodes")
     for item in listed if isinstance(listed, list) else []:
         if isinstance(item, dict) and text(item.get("name"), NAME_LIMIT):
@@ -62,7 +62,7 @@ def _nodes(document: Mapping[str, Any]) -> Dict[str, Dict[str, str]]:
     return found
 
 
-def _differences(previous: Mapping[str, Any], now: Mapping[str, Any]) -> List[Tuple[str, int]]:
+def _differences(previous: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, int]]:
     old, new = previous.get("summary"), now.get("summary")
     if not isinstance(old, dict) or not isinstance(new, dict):
         return []

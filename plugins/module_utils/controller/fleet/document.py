@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from ...base.timestamps import timestamp
 from .changes import Changes, changes
@@ -65,7 +65,7 @@ class Item(NamedTuple):
 
     subject: str
     words: str
-    nodes: Tuple[str, ...]
+    nodes: tuple[str, ...]
 
 
 class Exceptions(NamedTuple):
@@ -73,7 +73,7 @@ class Exceptions(NamedTuple):
 
     kind: str
     nodes: int
-    items: Tuple[Item, ...]
+    items: tuple[Item, ...]
 
 
 class Report(NamedTuple):
@@ -83,10 +83,10 @@ class Report(NamedTuple):
     """
 
     about: About
-    nodes: Tuple[Node, ...]
-    states: Tuple[str, ...]
-    reasons: Tuple[Tuple[Reason, ...], ...]
-    exceptions: Tuple[Exceptions, ...]
+    nodes: tuple[Node, ...]
+    states: tuple[str, ...]
+    reasons: tuple[tuple[Reason, ...], ...]
+    exceptions: tuple[Exceptions, ...]
     changes: Optional[Changes] = None
 
 
@@ -107,19 +107,19 @@ def running_engine(node: Node) -> str:
     return (node.agent.version if node.agent is not None else "") or node.engine
 
 
-def tally(values: Iterable[str]) -> Dict[str, int]:
+def tally(values: Iterable[str]) -> dict[str, int]:
     """Count how often each value occurs; the most frequent first, then in natural order, without empty values."""
     found = Counter(value for value in values if value)
     return dict(sorted(found.items(), key=lambda item: (-item[1], natural_key(item[0]))))
 
 
-_COMPARED: Tuple[Tuple[str, str, Callable[[Node], str]], ...] = (
+_COMPARED: tuple[tuple[str, str, Callable[[Node], str]], ...] = (
     ("mode", "mode", lambda node: node.mode),
     ("engine", "engine", running_engine),
 )
 
 
-def _agent_reasons(node: Node, about: About) -> List[Reason]:
+def _agent_reasons(node: Node, about: About) -> list[Reason]:
     agent = node.agent
     if agent is None:
         return []
@@ -143,14 +143,14 @@ def _agent_reasons(node: Node, about: About) -> List[Reason]:
     return found
 
 
-def _drift_reasons(node: Node) -> List[Reason]:
+def _drift_reasons(node: Node) -> list[Reason]:
     """Return how a node has drifted, the most harmful first; its own summary if it does not say which tables."""
     own = merged(item for change in node.changes for item in differences(change)).values()
     found = [Reason(DRIFTED, item.table, item.words) for item in own]
     return found or [Reason(DRIFTED, "", node.summary or "differs from the cluster's state")]
 
 
-def _reasons(node: Node, about: About, majority: Mapping[str, str]) -> Tuple[Reason, ...]:
+def _reasons(node: Node, about: About, majority: Mapping[str, str]) -> tuple[Reason, ...]:
     if node.failure:
         subject = node.error_kind if node.failure == FAILED else ""
         return (Reason(node.failure, subject, node.message), *_agent_reasons(node, about))
@@ -177,32 +177,32 @@ def _reasons(node: Node, about: About, majority: Mapping[str, str]) -> Tuple[Rea
     return tuple(found)
 
 
-def _common_warnings(reasons: Sequence[Sequence[Reason]]) -> FrozenSet[Reason]:
+def _common_warnings(reasons: Sequence[Sequence[Reason]]) -> frozenset[Reason]:
     """Return the warnings that more than half of the inspected nodes share: they are about the cluster."""
     looked = sum(1 for own in reasons if not any(reason.kind in (UNREACHABLE, FAILED) for reason in own))
     shared = Counter(reason for own in reasons for reason in own if reason.kind == WARNED)
     return frozenset(reason for reason, number in shared.items() if 2 * number > looked)
 
 
-def _state(reasons: Sequence[Reason], common: FrozenSet[Reason]) -> str:
+def _state(reasons: Sequence[Reason], common: frozenset[Reason]) -> str:
     """Return a node's state; refused objects, warnings of most nodes and selections of policies do not affect it."""
     kinds = {reason.kind for reason in reasons if reason not in common}
     return next((state for state in STATES if state in kinds), OK)
 
 
-def _drift_items(nodes: Sequence[Node]) -> List[Item]:
+def _drift_items(nodes: Sequence[Node]) -> list[Item]:
     """Return one item for each table and kind of difference, the most harmful first, with first names."""
     own = [(node.name, item) for node in nodes if node.drift for each in node.changes for item in differences(each)]
-    who: Dict[Tuple[str, str], Dict[str, None]] = {}
+    who: dict[tuple[str, str], dict[str, None]] = {}
     for name, item in own:
         who.setdefault((item.table, item.kind), {})[name] = None
     found = merged(item for _name, item in own)
     return [Item(item.table, item.words, tuple(who[key])) for key, item in found.items()]
 
 
-def _items(kind: str, nodes: Sequence[Node], reasons: Sequence[Sequence[Reason]]) -> List[Item]:
+def _items(kind: str, nodes: Sequence[Node], reasons: Sequence[Sequence[Reason]]) -> list[Item]:
     """Return one item for each reason, the reasons of the most nodes first."""
-    groups: Dict[Tuple[str, str], Dict[str, None]] = {}
+    groups: dict[tuple[str, str], dict[str, None]] = {}
     for node, own in zip(nodes, reasons):
         for reason in own:
             if reason.kind == kind and (kind != DRIFTED or not node.changes or reason.words in node.other_proxies):
@@ -211,7 +211,7 @@ def _items(kind: str, nodes: Sequence[Node], reasons: Sequence[Sequence[Reason]]
     return [Item(subject, words, tuple(groups[subject, words])) for subject, words in order]
 
 
-def _exceptions(nodes: Sequence[Node], reasons: Sequence[Sequence[Reason]]) -> Tuple[Exceptions, ...]:
+def _exceptions(nodes: Sequence[Node], reasons: Sequence[Sequence[Reason]]) -> tuple[Exceptions, ...]:
     found = []
     for kind in KINDS:
         items = [*(_drift_items(nodes) if kind == DRIFTED else ()), *_items(kind, nodes, reasons)]
@@ -243,7 +243,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _node_document(node: Node, state: str, reasons: Sequence[Reason]) -> Dict[str, Any]:
+def _node_document(node: Node, state: str, reasons: Sequence[Reason]) -> dict[str, Any]:
     fields = {name: _plain(value) for name, value in node._asdict().items() if name not in _NOT_OF_DOCUMENT}
     return {
         "name": node.name,
@@ -254,7 +254,7 @@ def _node_document(node: Node, state: str, reasons: Sequence[Reason]) -> Dict[st
     }
 
 
-def summary(report: Report) -> Dict[str, Any]:
+def summary(report: Report) -> dict[str, Any]:
     """Return counts over the cluster."""
     nodes = report.nodes
     by_state = Counter(report.states)
@@ -273,7 +273,7 @@ def summary(report: Report) -> Dict[str, Any]:
     }
 
 
-def document(report: Report) -> Dict[str, Any]:
+def document(report: Report) -> dict[str, Any]:
     """Return the report as plain JSON values, which docs/fleet.md describes."""
     about = report.about
     return {

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Dict, Iterable, List, NamedTuple, Tuple
+from typing import Iterable, NamedTuple
 
 from .nodes import TableDrift
 
 EMPTIED, MISSING, DIFFERENT, UNEXPECTED = "emptied", "missing", "different", "unexpected"
-HARM: Tuple[str, ...] = (EMPTIED, MISSING, DIFFERENT, UNEXPECTED)
+HARM: tuple[str, ...] = (EMPTIED, MISSING, DIFFERENT, UNEXPECTED)
 _SHOWN = 3
 # How service_proxy_info names an entry with parts that are missing.
 _PARTS = re.compile(r"(?P<name>.*) \((?P<missing>[0-9]+) of (?P<all>[0-9]+) missing\)\Z")
@@ -30,7 +30,7 @@ class Difference(NamedTuple):
     table: str
     kind: str
     entries: int
-    names: Tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
@@ -41,7 +41,7 @@ class Difference(NamedTuple):
         return f"{self.entries:,} {self.kind}{': ' if shown else ''}{shown}{more}"
 
 
-def differences(change: TableDrift) -> List[Difference]:
+def differences(change: TableDrift) -> list[Difference]:
     """Return the kinds of difference that a table has, in the order of their harm.
 
     The names in ``entries`` are those of different entries, then of missing ones, then of unexpected ones, and may end
@@ -62,10 +62,10 @@ def differences(change: TableDrift) -> List[Difference]:
     return [item for item in found if item.entries > 0]
 
 
-def merged(items: Iterable[Difference]) -> Dict[Tuple[str, str], Difference]:
+def merged(items: Iterable[Difference]) -> dict[tuple[str, str], Difference]:
     """Return the differences of several nodes by table and kind, the most harmful first."""
-    entries: Counter[Tuple[str, str]] = Counter()
-    names: Dict[Tuple[str, str], List[str]] = {}
+    entries: Counter[tuple[str, str]] = Counter()
+    names: dict[tuple[str, str], list[str]] = {}
     for item in items:
         key = (item.table, item.kind)
         entries[key] += item.entries

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Tuple
+from typing import Mapping, NamedTuple
 
 UNREACHABLE = "unreachable"
 FAILED = "failed"
@@ -58,4 +58,4 @@ KINDS: Mapping[str, Kind] = {
     OK: Kind("Fine", "\u00b7", NOTICE, "", "fine"),
 }
 #: The states of a node, worst first; the state of a node is the first that holds.
-STATES: Tuple[str, ...] = tuple(name for name, kind in KINDS.items() if kind.nodes)
+STATES: tuple[str, ...] = tuple(name for name, kind in KINDS.items() if kind.nodes)

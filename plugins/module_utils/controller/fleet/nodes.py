@@ -10,7 +10,7 @@ numbers are numbers, and a value of an unexpected type counts as absent.
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Mapping, NamedTuple, Optional
 
 from ...base.errors import one_line
 from .kinds import FAILED, UNREACHABLE
@@ -43,8 +43,8 @@ class Agent(NamedTuple):
     syncs: int
     drift_repaired: int
     from_cache: bool
-    disconnected: Dict[str, str]
-    lost_seconds: Dict[str, float]
+    disconnected: dict[str, str]
+    lost_seconds: dict[str, float]
     drained_until: str = ""
 
 
@@ -55,7 +55,7 @@ class TableDrift(NamedTuple):
     added: int
     replaced: int
     removed: int
-    entries: Tuple[str, ...] = ()
+    entries: tuple[str, ...] = ()
 
 
 class RefusedObject(NamedTuple):
@@ -91,25 +91,25 @@ class Node(NamedTuple):
     mode: str = ""
     mode_reason: str = ""
     variant: str = ""
-    families: Tuple[str, ...] = ()
+    families: tuple[str, ...] = ()
     services: Optional[int] = None
     service_ports: Optional[int] = None
     endpoints: Optional[int] = None
     drift: Optional[bool] = None
-    changes: Tuple[TableDrift, ...] = ()
+    changes: tuple[TableDrift, ...] = ()
     summary: str = ""
-    programmed: Dict[str, int] = {}
+    programmed: dict[str, int] = {}
     refused_count: int = 0
-    refused: Tuple[RefusedObject, ...] = ()
+    refused: tuple[RefusedObject, ...] = ()
     engine: str = ""
     kernel: str = ""
     distribution: str = ""
-    warnings: Tuple[str, ...] = ()
-    other_proxies: Tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    other_proxies: tuple[str, ...] = ()
     agent: Optional[Agent] = None
-    unselected_pods: Tuple[str, ...] = ()
-    unused_policies: Tuple[str, ...] = ()
-    traffic: Tuple[ServiceReach, ...] = ()
+    unselected_pods: tuple[str, ...] = ()
+    unused_policies: tuple[str, ...] = ()
+    traffic: tuple[ServiceReach, ...] = ()
     schedule_failure: str = ""
     booted_from: str = ""
 
@@ -119,7 +119,7 @@ class Node(NamedTuple):
         return sum(change.added + change.replaced + change.removed for change in self.changes)
 
 
-def natural_key(name: str) -> Tuple[Tuple[int, int, str], ...]:
+def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key by which worker-2 precedes worker-10."""
     parts = re.findall(r"[0-9]+|[^0-9]+", name)
     return tuple((0, int(part[:18]), part) if part[0] in "0123456789" else (1, 0, part) for part in parts)
@@ -147,11 +147,11 @@ def _mapping(value: Any) -> Mapping[Any, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _list(value: Any) -> List[Any]:
+def _list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
-def _names(value: Any) -> Tuple[str, ...]:
+def _names(value: Any) -> tuple[str, ...]:
     return tuple(filter(None, (text(name, 2 * NAME_LIMIT + 1) for name in _list(value)[:_POLICY_NAMES_READ])))
 
 
@@ -169,7 +169,7 @@ def _refused(value: Any) -> RefusedObject:
     return RefusedObject(f"{kind} {where}", ": ".join(part for part in parts if part) or "no reason given")
 
 
-def _traffic(value: Any) -> Tuple[ServiceReach, ...]:
+def _traffic(value: Any) -> tuple[ServiceReach, ...]:
     items = [item for item in map(_mapping, _list(value)[:_SERVICES_READ]) if text(item.get("service"))]
     return tuple(
         ServiceReach(text(item["service"], NAME_LIMIT), _flag(item.get("reached")), text(item.get("reason")))
@@ -221,7 +221,7 @@ def _node(name: str, found: Mapping[Any, Any], failure: str, message: str) -> No
         )
         for item in map(_mapping, _list(found.get("changes")))
     )
-    same: Dict[str, Any] = {name: text(found.get(name)) for name in _TEXTS}
+    same: dict[str, Any] = {name: text(found.get(name)) for name in _TEXTS}
     same.update((name, count(counts.get(name))) for name in ("services", "service_ports", "endpoints"))
     return Node(
         name=name,
@@ -271,6 +271,6 @@ def read_node(entry: Any) -> Node:
     return _node(name, found, "", "")
 
 
-def read_nodes(entries: Any) -> Tuple[Node, ...]:
+def read_nodes(entries: Any) -> tuple[Node, ...]:
     """Return the records of all entries in the natural order of their names."""
     return tuple(sorted(map(read_node, _list(entries)), key=lambda node: (natural_key(node.name), node.name)))

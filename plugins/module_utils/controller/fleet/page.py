@@ -19,7 +19,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from ...base.timestamps import timestamp
 from .document import Exceptions, Item, Reason, Report, duration, running_engine, summary
@@ -59,7 +59,7 @@ _COLUMNS = (
     Column("distribution", "System"),
 )
 # The columns by which nodes may be coloured.
-_COLOURED: FrozenSet[str] = frozenset(("state", "mode", "engine", "kernel", "distribution"))
+_COLOURED: frozenset[str] = frozenset(("state", "mode", "engine", "kernel", "distribution"))
 
 
 # The fields of a node that the template and the script show as they are.
@@ -119,7 +119,7 @@ def _verdict(total: int, fine: int) -> str:
     return f"{total - fine:,} of {total:,} {'node needs' if total == 1 else 'nodes need'} a look."
 
 
-def _shares(by_state: Mapping[str, int], total: int) -> List[Tuple[str, float, float]]:
+def _shares(by_state: Mapping[str, int], total: int) -> list[tuple[str, float, float]]:
     """Return the place and the width of each state in a bar that is 1000 wide."""
     shares, x = [], 0.0
     for state in (OK, *reversed(STATES[:-1])):
@@ -130,9 +130,9 @@ def _shares(by_state: Mapping[str, int], total: int) -> List[Tuple[str, float, f
     return shares
 
 
-def _groups(items: Sequence[Item]) -> List[Dict[str, Any]]:
+def _groups(items: Sequence[Item]) -> list[dict[str, Any]]:
     """Return the items in groups of one subject and one reason, apart from numbers such as ages and addresses."""
-    groups: Dict[Tuple[str, str], List[Item]] = {}
+    groups: dict[tuple[str, str], list[Item]] = {}
     for item in items:
         groups.setdefault((item.subject, re.sub(r"[0-9]+", "0", item.words)), []).append(item)
     return [
@@ -145,7 +145,7 @@ def _groups(items: Sequence[Item]) -> List[Dict[str, Any]]:
     ]
 
 
-def _exception(found: Exceptions) -> Dict[str, Any]:
+def _exception(found: Exceptions) -> dict[str, Any]:
     """Return what the template shows of one kind of exceptions."""
     refused = len({item.subject for item in found.items})
     return {
@@ -158,7 +158,7 @@ def _exception(found: Exceptions) -> Dict[str, Any]:
     }
 
 
-def _reach(nodes: Sequence[Node]) -> Dict[str, Any]:
+def _reach(nodes: Sequence[Node]) -> dict[str, Any]:
     """Return the table that shows which node reaches which Service: a row per node, a column per Service."""
     probed = [node for node in nodes if node.traffic]
     failing = [node for node in probed if any(item.reached is False for item in node.traffic)]
@@ -171,7 +171,7 @@ def _reach(nodes: Sequence[Node]) -> Dict[str, Any]:
     return {"probed": len(probed), "fine": fine, "services": services, "rows": rows}
 
 
-def _node_data(node: Node, state: str, reasons: Sequence[Reason]) -> Dict[str, Any]:
+def _node_data(node: Node, state: str, reasons: Sequence[Reason]) -> dict[str, Any]:
     return {
         **{name: getattr(node, name) for name in _SHOWN_AS_THEY_ARE},
         "state": state,
@@ -189,7 +189,7 @@ def _node_data(node: Node, state: str, reasons: Sequence[Reason]) -> Dict[str, A
     }
 
 
-def _nodes(report: Report) -> List[Dict[str, Any]]:
+def _nodes(report: Report) -> list[dict[str, Any]]:
     """Return what the template and the script show of each node."""
     order = list(KINDS)
     return [

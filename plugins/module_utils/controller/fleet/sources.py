@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
 from ...base.errors import ConfigurationError, errors_as, os_errors
 
@@ -19,7 +19,7 @@ def _read_json(path: str) -> Any:
         return json.loads(text)
 
 
-def read_entries(path: str) -> List[Any]:
+def read_entries(path: str) -> list[Any]:
     """Return the entries of a file of results: a JSON list. Raises ConfigurationError."""
     entries = _read_json(path)
     if not isinstance(entries, list):
@@ -27,7 +27,7 @@ def read_entries(path: str) -> List[Any]:
     return entries
 
 
-def read_previous(path: str, schema: str) -> Optional[Dict[str, Any]]:
+def read_previous(path: str, schema: str) -> Optional[dict[str, Any]]:
     """Return the document of an earlier report, None if there is no such file. Raises ConfigurationError."""
     if not os.path.exists(path):
         return None

@@ -9,7 +9,7 @@ others reads them from the kernel, so that the agent need not read large tables.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Iterable, NamedTuple, Sequence
 
 from ...base.addresses import (
     FAMILIES,
@@ -34,11 +34,11 @@ _CIDR = "cidr"
 class Serving(NamedTuple):
     """The criteria of external connections: see :func:`serving_document`. Addresses and ports are in network order."""
 
-    places: Set[Tuple[str, bytes]]
-    node_ports: Set[Tuple[str, bytes]]
-    node_port_addresses: Set[bytes]
-    node_addresses: Set[bytes]
-    inside: Tuple[Network, ...]
+    places: set[tuple[str, bytes]]
+    node_ports: set[tuple[str, bytes]]
+    node_port_addresses: set[bytes]
+    node_addresses: set[bytes]
+    inside: tuple[Network, ...]
     tracked: bool
 
     def includes(self, protocol: str, destination: bytes) -> bool:
@@ -58,19 +58,19 @@ class Serving(NamedTuple):
 class Connections(NamedTuple):
     """External connections: all that the kernel knows, those that have ended included, and those in use."""
 
-    known: Set[Tuple[str, bytes, bytes]]
-    used: Set[Tuple[str, bytes, bytes]]
+    known: set[tuple[str, bytes, bytes]]
+    used: set[tuple[str, bytes, bytes]]
 
 
 def serving_document(
     services: Iterable[Service], settings: Sequence[DataplaneSettings], pods: Sequence[str], tracked: bool
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     """Return the criteria as plain JSON values, for :func:`parse_serving`.
 
     ``pods``: ranges of this node's pods. ``tracked``: whether connections pass connection tracking.
     """
-    places: List[List[Any]] = []
-    ports: List[List[Any]] = []
+    places: list[list[Any]] = []
+    ports: list[list[Any]] = []
     for service in services:
         for port in service.ports:
             addresses = (*service.load_balancer_ips, *service.external_ips)
@@ -113,7 +113,7 @@ def external_connections(serving: Serving, forwarded: Any) -> Connections:
     the kernel's cannot be read, ProxyError if the agent's are not valid.
     """
     found = Connections(set(), set())
-    flows: List[ClientFlow] = []
+    flows: list[ClientFlow] = []
     for family in FAMILIES:
         if serving.tracked:
             flows += client_flows(family, serving.includes)
@@ -130,7 +130,7 @@ def external_connections(serving: Serving, forwarded: Any) -> Connections:
     return found
 
 
-def describe(connection: Tuple[str, bytes, bytes]) -> Dict[str, str]:
+def describe(connection: tuple[str, bytes, bytes]) -> dict[str, str]:
     """Return a connection as text: protocol, client and destination."""
     protocol, source, destination = connection
     client, server = (address_and_port(*unpacked_place(place)) for place in (source, destination))

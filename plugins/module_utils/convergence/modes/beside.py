@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, List, Sequence
+from typing import TYPE_CHECKING, Sequence
 
 from ...configuration.model import KubeProxyConfiguration
 from ...rendering.userspace.beside import RenderingWithListeners
@@ -40,7 +40,7 @@ class WithListeners(Mode):
 
     def stages(
         self, configuration: KubeProxyConfiguration, families: Sequence[FamilyTables], handles: KernelHandles
-    ) -> List[Stage]:
+    ) -> list[Stage]:
         """Return the stages of the mode, and listeners after the addresses that their sockets are bound to."""
         stages = super().stages(configuration, families, handles)
         listeners = [
@@ -57,7 +57,7 @@ class WithListeners(Mode):
         """See the base class."""
         return USERSPACE_MODE if port.policy.userspace else self
 
-    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> list[Sample]:
         """See the base class."""
         main = super().traffic(context, frontends, handles)
         return [*main, *USERSPACE_MODE.traffic(context, frontends, handles)]
@@ -79,7 +79,7 @@ class _IpvsWithNftables(WithListeners, IpvsWithNftables):
     main = IPVS_WITH_NFTABLES
 
 
-_BESIDE: Dict[Mode, Mode] = {
+_BESIDE: dict[Mode, Mode] = {
     mode.main: mode for mode in (_Nftables(), _Iptables(), _IpvsWithIptables(), _IpvsWithNftables())
 }
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence
 
 from ...base.errors import ConfigurationError, PreflightError
 from ...base.mode_names import AUTO, IPTABLES, IPVS, MODES, NFTABLES, NONE, USERSPACE
@@ -22,7 +22,7 @@ from .registry import FILTER_BACKENDS, ipvs_with, localhost_needs_agent, mode_ob
 from .stages.ipvs_filter_backend import set_resources
 
 #: The modes that ``auto`` tries, in this order; if none is possible, the agent forwards connections itself.
-_PREFERRED: Tuple[str, ...] = (NFTABLES, IPVS, IPTABLES)
+_PREFERRED: tuple[str, ...] = (NFTABLES, IPVS, IPTABLES)
 _LAST_RESORT = USERSPACE
 _LOCALHOST_NEEDS_AGENT = "nodePortAddresses: node ports on loopback addresses need the agent in nftables mode"
 
@@ -32,7 +32,7 @@ class ChosenMode(NamedTuple):
 
     mode: Mode
     reason: str
-    warnings: Tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def mode_named(name: str) -> Mode:
@@ -83,8 +83,8 @@ def automatic_filter_backend(schedulers: Sequence[str], ignored: Sequence[str] =
     if serving is not None:
         return ChosenMode(serving, f"filter backend {serving.filter_backend}: already in use on this node")
     families = supported_families()
-    possible: List[Mode] = []
-    reasons: List[str] = []
+    possible: list[Mode] = []
+    reasons: list[str] = []
     for preferred in map(ipvs_with, FILTER_BACKENDS):
         findings = _findings(preferred, schedulers)
         lacking = _errors(findings, ignored) or preferred.unsupported_reasons(families)
@@ -114,23 +114,23 @@ def _serving_filter_backend() -> Optional[Mode]:
     return None
 
 
-def _schedulers(mode: Mode, request: Request) -> Tuple[str, ...]:
+def _schedulers(mode: Mode, request: Request) -> tuple[str, ...]:
     return tuple(request.configuration._replace(mode=mode.name).effective_schedulers)
 
 
-def _findings(mode: Mode, schedulers: Sequence[str]) -> List[Finding]:
+def _findings(mode: Mode, schedulers: Sequence[str]) -> list[Finding]:
     """Return what preflight finds on this node for the mode, without changing it."""
     return preflight(Intention(needs=mode.needs, families=supported_families(), schedulers=tuple(schedulers)))
 
 
-def _errors(findings: Sequence[Finding], ignored: Sequence[str]) -> List[str]:
+def _errors(findings: Sequence[Finding], ignored: Sequence[str]) -> list[str]:
     """Return what the node lacks according to findings. Conflicts with other programs are ignored."""
     return [
         str(finding) for finding in findings if finding.severity == ERROR and finding.name not in (*ignored, *CONFLICTS)
     ]
 
 
-def _obstacles(mode: Mode, schedulers: Sequence[str], ignored: Sequence[str]) -> List[str]:
+def _obstacles(mode: Mode, schedulers: Sequence[str], ignored: Sequence[str]) -> list[str]:
     """Return what this node lacks for the mode, without changing it. Conflicts with other programs are ignored."""
     return _errors(_findings(mode, schedulers), ignored)
 
@@ -180,7 +180,7 @@ def _chosen(request: Request) -> ChosenMode:
     return ChosenMode(mode, asked, _cautions(mode, request))
 
 
-def _cautions(mode: Mode, request: Request) -> Tuple[str, ...]:
+def _cautions(mode: Mode, request: Request) -> tuple[str, ...]:
     policies = request.configuration.node_proxy.network_policy.enabled
     return tuple(text for text in (mode.caution, mode.policy_caution if policies else "") if text)
 
@@ -193,7 +193,7 @@ def _may_forward(request: Request) -> bool:
 def _automatic(request: Request) -> ChosenMode:
     # Otherwise a missing permission of this process would be reported as a missing feature of the kernel.
     judge(rights_findings(capabilities()), request.ignore_findings)
-    reasons: List[str] = []
+    reasons: list[str] = []
     for preferred in map(mode_object, _PREFERRED):
         mode, filter_backend, *_none = _with_filter_backend(preferred, request)
         obstacles = _obstacles(mode, _schedulers(mode, request), request.ignore_findings) or mode.unsupported_reasons(

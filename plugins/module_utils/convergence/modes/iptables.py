@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 from ...configuration.model import KubeProxyConfiguration
 from ...kernel.xtables.nfacct import make_nfacct_counters, nfacct_packets, usable_nfacct_counters
@@ -50,7 +50,7 @@ class IptablesMode(Mode):
         """Return the iptables of each family."""
         return Families(*xtables_families(families))
 
-    def counters(self) -> Tuple[str, ...]:
+    def counters(self) -> tuple[str, ...]:
         """See the base class."""
         return usable_nfacct_counters()
 
@@ -64,7 +64,7 @@ class IptablesMode(Mode):
 
     def stages(
         self, configuration: KubeProxyConfiguration, families: Sequence[FamilyTables], handles: KernelHandles
-    ) -> List[Stage]:
+    ) -> list[Stage]:
         """Return the chains of each family."""
         return [
             stage
@@ -72,22 +72,22 @@ class IptablesMode(Mode):
             for stage in chain_stages(context, functools.partial(in_observed_order, tables[CHAINS]), with_shared=True)
         ]
 
-    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
+    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> list[Remembered]:
         """See the base class; each endpoint has a list of its clients, named as its chain."""
-        found: List[Remembered] = []
+        found: list[Remembered] = []
         for endpoint in port.endpoints if port.affinity_seconds else ():
             age = last_seen(endpoint_chain(str(port.key), port.protocol, endpoint.text), flow.client.address)
             if age is not None and age < port.affinity_seconds:
                 found.append(Remembered(flow.client.address, endpoint.text, int(port.affinity_seconds - age)))
         return found
 
-    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> list[Sample]:
         """See the base class; each endpoint has a chain, whose last rule counts connections."""
         from ..traffic.samples import of_chains
 
         return of_chains(context.variant, frontends, handles) if context.variant is not None else []
 
-    def rule_counts(self, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, int]:
+    def rule_counts(self, tables: Mapping[str, Mapping[Any, Any]]) -> dict[str, int]:
         """Count the rules of our chains in the tables filter and nat.
 
         Jumps from built-in chains do not count: kube-proxy counts the lines of its input for iptables-restore, and

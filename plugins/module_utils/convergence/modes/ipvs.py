@@ -9,7 +9,7 @@ Service reachable come last.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Container, Dict, Iterable, List, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Container, Iterable, Mapping, Sequence
 
 from ...base.addresses import address_and_port, networks_of, parse_network
 from ...configuration.model import KubeProxyConfiguration
@@ -47,13 +47,13 @@ class IpvsMode(Mode):
         """Return whether every subsystem of the mode can be opened without loading a module."""
         raise NotImplementedError(self.filter_backend)
 
-    def filter_backend_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> List[Stage]:
+    def filter_backend_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> list[Stage]:
         """Return the resources of the filter backend for a family, in order of dependence. Raises KernelError."""
         raise NotImplementedError(self.filter_backend)
 
     def stages(
         self, configuration: KubeProxyConfiguration, families: Sequence[FamilyTables], handles: KernelHandles
-    ) -> List[Stage]:
+    ) -> list[Stage]:
         """Return the dummy device, the timeouts that are set, and the tables of each family."""
         settings = configuration.ipvs
         timeouts = {"tcp": settings.tcp_timeout, "tcp_fin": settings.tcp_fin_timeout, "udp": settings.udp_timeout}
@@ -73,7 +73,7 @@ class IpvsMode(Mode):
         resource = next(item.resource for item in stages if isinstance(item.resource, RealServersResource))
         return ServersInUse(resource, handles)
 
-    def live_connections(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[LiveConnection]:
+    def live_connections(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> list[LiveConnection]:
         """See the base class; IPVS has its own table."""
         client, arrival = flow.client, flow.arrival
         found = super().live_connections(flow, port, handles)
@@ -92,7 +92,7 @@ class IpvsMode(Mode):
                 found.append(live)
         return found
 
-    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
+    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> list[Remembered]:
         """See the base class; IPVS keeps affinity for each virtual server, by client or by prefix of clients."""
         server = ipvs.VirtualServerKey(*flow.arrival[:3])
         bits = ipvs.host_prefix(flow.family)
@@ -104,14 +104,14 @@ class IpvsMode(Mode):
             if item.is_affinity and group is not None and parse_network(f"{item.client[0]}/{netmask}") == group
         ]
 
-    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> list[Sample]:
         """See the base class; IPVS counts everything by itself."""
         from ..traffic.samples import of_servers
 
         return of_servers(frontends, handles)
 
 
-def _server_stages(family: FamilyTables, resources: IpvsResources, handles: KernelHandles) -> List[Stage]:
+def _server_stages(family: FamilyTables, resources: IpvsResources, handles: KernelHandles) -> list[Stage]:
     context, tables = family
     excluded = networks_of(context.settings.exclude_cidrs)
     addresses = [address for _interface, address in context.settings.node_addresses]
@@ -142,7 +142,7 @@ class ServersInUse(Adjustments):
     def __init__(self, resource: RealServersResource, handles: KernelHandles) -> None:
         self._resource = resource
         self._handles = handles
-        self._draining: Dict[ipvs.RealServerKey, ipvs.RealServer] = {}
+        self._draining: dict[ipvs.RealServerKey, ipvs.RealServer] = {}
 
     @property
     def draining(self) -> int:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Iterable, List, Sequence
+from typing import Iterable, Sequence
 
 from ...kernel.xtables.restore import RestoreError
 from ...preflight.check import ModeNeeds
@@ -49,7 +49,7 @@ class IpvsWithIptables(IpvsMode):
         """See the base class."""
         return handles.has_ipvs() and handles.has_ipset()
 
-    def filter_backend_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> List[Stage]:
+    def filter_backend_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> list[Stage]:
         """Return the ipsets, and the chains that match them."""
         context, tables = family
         found = set_resources(handles, context.family) if loaded else unloaded_set_resources(context.family)
@@ -61,7 +61,7 @@ class IpvsWithIptables(IpvsMode):
             *(item._replace(postponed=replaces_iptables_mode) for item in chains),
         ]
 
-    def extra_stages(self, families: Sequence[FamilyContext]) -> List[Stage]:
+    def extra_stages(self, families: Sequence[FamilyContext]) -> list[Stage]:
         """Return the stages that remove what only iptables mode has."""
         return iptables_remainder_stages(families)
 

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 from ...kernel.nftables.resource import TransactionRefused
 from ...kernel.rtnetlink.links import AddressesResource
 from ...preflight.check import ModeNeeds
@@ -37,7 +35,7 @@ class IpvsWithNftables(ValidatedMode, IpvsMode):
         """See the base class."""
         return handles.has_ipvs() and handles.has_nftables()
 
-    def filter_backend_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> List[Stage]:
+    def filter_backend_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> list[Stage]:
         """Return the table."""
         context, tables = family
         table = handles.ipvs_table(context.family)

@@ -10,7 +10,7 @@ watches and measures it. :mod:`.choose` selects the object by the name in the co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from ...base.errors import ProxyError
 from ...configuration.model import KubeProxyConfiguration
@@ -75,8 +75,8 @@ class Refusals(NamedTuple):
     The first one counts those of all syncs, the second one, where there is one, those of partial syncs.
     """
 
-    error: Type[ProxyError]
-    counters: Tuple[str, ...] = ()
+    error: type[ProxyError]
+    counters: tuple[str, ...] = ()
 
 
 class Adjustments:
@@ -155,11 +155,11 @@ class Mode:
         """
         return Families({}, {})
 
-    def unsupported_reasons(self, families: Sequence[str]) -> List[str]:
+    def unsupported_reasons(self, families: Sequence[str]) -> list[str]:
         """Return why the kernel cannot run the mode, beyond the preflight checks. Change nothing."""
         return []
 
-    def counters(self) -> Tuple[str, ...]:
+    def counters(self) -> tuple[str, ...]:
         """Return the nfacct counters that rules may use. Raises KernelError."""
         return ()
 
@@ -175,7 +175,7 @@ class Mode:
 
     def stages(
         self, configuration: KubeProxyConfiguration, families: Sequence[FamilyTables], handles: KernelHandles
-    ) -> List[Stage]:
+    ) -> list[Stage]:
         """Return the mode's resources in order of dependence, with their desired tables.
 
         A resource with a family holds the desired table that is named as its kind.
@@ -184,7 +184,7 @@ class Mode:
         """
         raise NotImplementedError(self.name)
 
-    def extra_stages(self, families: Sequence[FamilyContext]) -> List[Stage]:
+    def extra_stages(self, families: Sequence[FamilyContext]) -> list[Stage]:
         """Return stages that remove what other modes left inside this mode's own subsystems."""
         return []
 
@@ -198,15 +198,15 @@ class Mode:
 
     # ---- explanation: what the kernel holds for a flow
 
-    def live_connections(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[LiveConnection]:
+    def live_connections(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> list[LiveConnection]:
         """Return the connections of a flow to a ServicePort that are open. Raises KernelError."""
         return tracked(flow)
 
-    def tracked_connections(self, flow: Flow) -> List[LiveConnection]:
+    def tracked_connections(self, flow: Flow) -> list[LiveConnection]:
         """Return the connections of a flow to a destination that no Service has. Raises KernelError."""
         return tracked(flow) if self.tracks_connections else []
 
-    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
+    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> list[Remembered]:
         """Return the endpoints to which the affinity of a flow's client leads. Raises KernelError."""
         return []
 
@@ -216,14 +216,14 @@ class Mode:
         """Return what kube-proxy's metrics say of packets and listeners, by names of counters. Raises KernelError."""
         return {}
 
-    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> list[Sample]:
         """Return the counters of the traffic of all ServicePorts of a family. Raises KernelError."""
         return []
 
-    def rule_counts(self, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, int]:
+    def rule_counts(self, tables: Mapping[str, Mapping[Any, Any]]) -> dict[str, int]:
         """Return the number of iptables rules by table, for kube-proxy's gauges; empty where it has none."""
         return {}
 
-    def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
+    def failure_counters(self, error: ProxyError, partial: bool) -> tuple[str, ...]:
         """Return the attribute names of the agent's counters for a failed sync. ``partial``: it was a partial sync."""
         return self.refusals.counters[: 1 + partial] if isinstance(error, self.refusals.error) else ()

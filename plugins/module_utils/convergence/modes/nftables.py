@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterable, List, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 from ...base.errors import KernelError
 from ...configuration.model import KubeProxyConfiguration
@@ -46,13 +46,13 @@ class NftablesMode(ValidatedMode):
 
     def stages(
         self, configuration: KubeProxyConfiguration, families: Sequence[FamilyTables], handles: KernelHandles
-    ) -> List[Stage]:
+    ) -> list[Stage]:
         """Return the table of each family."""
         return [Stage(handles.nftables(context.family), tables[RESOURCE]) for context, tables in families]
 
-    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
+    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> list[Remembered]:
         """See the base class; each endpoint has a set of its clients."""
-        found: List[Remembered] = []
+        found: list[Remembered] = []
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
             for endpoint in port.endpoints if port.affinity_seconds else ():
                 seconds = remembered_seconds(sock, flow.family, clients_set(port, endpoint), flow.client.address)
@@ -60,7 +60,7 @@ class NftablesMode(ValidatedMode):
                     found.append(Remembered(flow.client.address, endpoint.text, int(seconds)))
         return found
 
-    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> list[Sample]:
         """See the base class; elements count the connections, or the packets, that look them up."""
         with_connections, with_bytes = context.settings.count_connections, context.settings.count_bytes
         if not with_connections and not with_bytes:

@@ -8,7 +8,7 @@ All objects of Services on the node belong to that program, even those with the 
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import Sequence
 
 from ...base.mode_names import NONE
 from ...configuration.model import KubeProxyConfiguration
@@ -32,7 +32,7 @@ class NoMode(Mode):
 
     def stages(
         self, configuration: KubeProxyConfiguration, families: Sequence[FamilyTables], handles: KernelHandles
-    ) -> List[Stage]:
+    ) -> list[Stage]:
         """Return nothing."""
         return []
 

@@ -8,7 +8,7 @@ Ansible ships modules as source, which each run on each node compiles, and a run
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Tuple
+from typing import Callable
 
 from ...base.addresses import FAMILIES
 from ...base.mode_names import IPTABLES, IPVS, NFTABLES, NONE, USERSPACE
@@ -55,17 +55,17 @@ def _none() -> Mode:
     return NO_MODE
 
 
-_MODES: Dict[str, Callable[[], Mode]] = {
+_MODES: dict[str, Callable[[], Mode]] = {
     IPTABLES: _iptables,
     IPVS: _ipvs_with_iptables,
     NFTABLES: _nftables,
     USERSPACE: _userspace,
     NONE: _none,
 }
-_FILTER_BACKENDS: Dict[str, Callable[[], Mode]] = {"nftables": _ipvs_with_nftables, "iptables": _ipvs_with_iptables}
+_FILTER_BACKENDS: dict[str, Callable[[], Mode]] = {"nftables": _ipvs_with_nftables, "iptables": _ipvs_with_iptables}
 
 #: The filter backends of ipvs mode, in the order in which ``auto`` tries them.
-FILTER_BACKENDS: Tuple[str, ...] = tuple(_FILTER_BACKENDS)
+FILTER_BACKENDS: tuple[str, ...] = tuple(_FILTER_BACKENDS)
 
 
 def mode_object(name: str) -> Mode:

@@ -9,7 +9,7 @@ must provide those of Services, for instance on the loopback interface.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, List, Sequence
+from typing import TYPE_CHECKING, Sequence
 
 from ...configuration.model import KubeProxyConfiguration
 from ...kernel.facts import may_change_network
@@ -49,7 +49,7 @@ class UserspaceMode(Mode):
 
     def stages(
         self, configuration: KubeProxyConfiguration, families: Sequence[FamilyTables], handles: KernelHandles
-    ) -> List[Stage]:
+    ) -> list[Stage]:
         """Return the device, and the addresses and listeners of each family.
 
         A listener comes after its address, because its socket can be bound only then. Without the capability to change
@@ -63,15 +63,15 @@ class UserspaceMode(Mode):
             stages.append(Stage(handles.listeners.resource(context.family), tables[LISTENERS]))
         return stages
 
-    def live_connections(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[LiveConnection]:
+    def live_connections(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> list[LiveConnection]:
         """See the base class; the agent itself knows them."""
         return handles.listeners.live_connections(flow)
 
-    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> List[Remembered]:
+    def remembered(self, flow: Flow, port: ServicePortInfo, handles: KernelHandles) -> list[Remembered]:
         """See the base class."""
         return handles.listeners.remembered(flow, owner_of(port), port.affinity_seconds)
 
-    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+    def traffic(self, context: FamilyContext, frontends: Frontends, handles: KernelHandles) -> list[Sample]:
         """See the base class; the agent itself counts."""
         from ..traffic.samples import of_listeners
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 from ...kernel.nftables.probe import refused_part
 from ...rendering.nftables.objects import TableIdentity
@@ -32,6 +32,6 @@ class ValidatedMode(Mode):
         why = f"nf_tables refuses rules that {user} needs"
         return Families({}, {family: f"{why}: {part}" for family, part in refused.items() if part})
 
-    def unsupported_reasons(self, families: Sequence[str]) -> List[str]:
+    def unsupported_reasons(self, families: Sequence[str]) -> list[str]:
         """See the base class."""
         return list(self.find_families(families).missing.values())

@@ -17,7 +17,7 @@ import ssl
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Dict, List, Sequence
+from typing import Callable, Sequence
 from urllib.parse import urlsplit
 
 from ...base.addresses import canonical_address
@@ -144,7 +144,7 @@ def _http(probe: Probe, seconds: float) -> str:
     return "" if status < 400 else f"the server answered with status {status}"
 
 
-_WAYS: Dict[str, Callable[[Probe, float], str]] = {
+_WAYS: dict[str, Callable[[Probe, float], str]] = {
     "tcp": _tcp,
     "udp": _udp,
     "tls": _tls,
@@ -168,14 +168,14 @@ def attempt(probe: Probe, seconds: float = _ATTEMPT_SECONDS) -> str:
         return f"the answer is not HTTP: {error or type(error).__name__}"
 
 
-def run_probes(probes: Sequence[Probe], seconds: float) -> List[ProbeResult]:
+def run_probes(probes: Sequence[Probe], seconds: float) -> list[ProbeResult]:
     """Run probes until each has succeeded or ``seconds`` have passed; every probe runs at least once.
 
     Several are attempted at the same time, so one that is not answered does not delay the others.
     """
     started = time.monotonic()
     waiting = list(dict.fromkeys(probes))
-    results: Dict[Probe, ProbeResult] = {}
+    results: dict[Probe, ProbeResult] = {}
 
     def again(probe: Probe) -> None:
         left = seconds - (time.monotonic() - started)

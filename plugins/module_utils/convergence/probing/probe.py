@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Tuple
+from typing import NamedTuple
 
 from ...base.addresses import address_and_port
 from ...cluster.model import NamespacedName
@@ -46,18 +46,18 @@ class ProbeResult(NamedTuple):
     seconds: float
 
 
-def default_services(cluster: ClusterState) -> Tuple[NamespacedName, ...]:
+def default_services(cluster: ClusterState) -> tuple[NamespacedName, ...]:
     """Return those Services of this cluster that every cluster needs: the API server and the DNS."""
     dns = next((key for key in _DNS_SERVICES if key in cluster.services), None)
     return tuple(key for key in (API_SERVER, dns) if key is not None and key in cluster.services)
 
 
-def default_probes(cluster: ClusterState) -> Tuple[str, ...]:
+def default_probes(cluster: ClusterState) -> tuple[str, ...]:
     """Return URLs that probe what every cluster needs: the API server's ClusterIP, and the cluster's DNS if it has one.
 
     Services without a ready endpoint are not probed, because no proxy could make them answer.
     """
-    found: List[str] = []
+    found: list[str] = []
     api = cluster.services.get(API_SERVER)
     if api is not None and _is_served(cluster, API_SERVER):
         address = api.cluster_ip_v4 or api.cluster_ip_v6

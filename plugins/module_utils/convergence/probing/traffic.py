@@ -9,7 +9,7 @@ Only ports whose protocol gives an answer are probed: TCP by a connection (with 
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence
 
 from ...base.errors import ConfigurationError
 from ...cluster.model import NamespacedName
@@ -25,7 +25,7 @@ class Target(NamedTuple):
     """A Service to probe, as namespace/name, and its probes; without any, ``reason`` says why."""
 
     service: str
-    probes: Tuple[Probe, ...] = ()
+    probes: tuple[Probe, ...] = ()
     reason: str = ""
 
 
@@ -39,7 +39,7 @@ class Reach(NamedTuple):
     service: str
     reached: Optional[bool]
     reason: str
-    probes: Tuple[ProbeResult, ...] = ()
+    probes: tuple[ProbeResult, ...] = ()
 
 
 def _service_key(name: str) -> NamespacedName:
@@ -49,7 +49,7 @@ def _service_key(name: str) -> NamespacedName:
     return NamespacedName(namespace, own)
 
 
-def chosen_services(cluster: ClusterState, names: Sequence[str]) -> Tuple[NamespacedName, ...]:
+def chosen_services(cluster: ClusterState, names: Sequence[str]) -> tuple[NamespacedName, ...]:
     """Return the Services of these names, each NAMESPACE/NAME; without names the API server and the cluster's DNS.
 
     Raises ConfigurationError for a name that has another form, or that no Service with a cluster IP has.
@@ -87,9 +87,9 @@ def _target(key: NamespacedName, ports: Sequence[ServicePortInfo]) -> Target:
     return Target(str(key), reason="it has no endpoint on this host" if local else "it has no ready endpoint")
 
 
-def traffic_targets(keys: Sequence[NamespacedName], families: Sequence[FamilyServices]) -> Tuple[Target, ...]:
+def traffic_targets(keys: Sequence[NamespacedName], families: Sequence[FamilyServices]) -> tuple[Target, ...]:
     """Return what to probe of each Service, in all families that the node serves."""
-    ports: Dict[NamespacedName, List[ServicePortInfo]] = {key: [] for key in keys}
+    ports: dict[NamespacedName, list[ServicePortInfo]] = {key: [] for key in keys}
     for item in families:
         for name, info in item.service_ports.items():
             if name.service in ports:
@@ -97,7 +97,7 @@ def traffic_targets(keys: Sequence[NamespacedName], families: Sequence[FamilySer
     return tuple(_target(key, found) for key, found in ports.items())
 
 
-def probe_targets(targets: Sequence[Target], seconds: float) -> Tuple[Reach, ...]:
+def probe_targets(targets: Sequence[Target], seconds: float) -> tuple[Reach, ...]:
     """Probe all targets at the same time, for at most ``seconds`` (and one attempt each)."""
     # Imported late: few runs probe.
     from .attempts import run_probes

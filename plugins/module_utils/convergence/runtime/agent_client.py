@@ -9,7 +9,7 @@ import errno
 import json
 import socket
 import time
-from typing import Any, ContextManager, Dict, Type
+from typing import Any, ContextManager
 
 from ...base.errors import ProxyError, UnknownDestination, errors_as
 from ...base.regular_files import parse_json
@@ -28,8 +28,8 @@ ENDPOINTS = "endpoints"
 #: What reading an answer of another form than expected may raise.
 _OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
 
-Question = Dict[str, Any]
-Answer = Dict[str, Any]
+Question = dict[str, Any]
+Answer = dict[str, Any]
 
 
 class NoAgent(ProxyError):
@@ -41,7 +41,7 @@ class AgentBusy(ProxyError):
 
 
 #: The codes of errors that a client distinguishes; other errors have none.
-_CODES: Dict[str, Type[ProxyError]] = {"busy": AgentBusy, "unknown-destination": UnknownDestination}
+_CODES: dict[str, type[ProxyError]] = {"busy": AgentBusy, "unknown-destination": UnknownDestination}
 
 
 def error_answer(error: ProxyError) -> Answer:
@@ -81,7 +81,7 @@ def ask_agent(path: str, question: Question) -> Answer:
     return answer
 
 
-def reading_answer(about: str = "", kind: Type[ProxyError] = ProxyError) -> ContextManager[None]:
+def reading_answer(about: str = "", kind: type[ProxyError] = ProxyError) -> ContextManager[None]:
     """Raise an error of ``kind`` if the ``with`` statement meets another form of answer than it expects.
 
     ``about``: what the question was about.

@@ -8,7 +8,7 @@ An agent of another version may lack fields, or may have others.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, TypedDict, cast
+from typing import Any, Optional, TypedDict, cast
 
 from .agent_client import ask_agent
 
@@ -23,7 +23,7 @@ class FamilyStatus(TypedDict):
     ports: int
     endpoints: int
     draining: int
-    entries: Dict[str, int]
+    entries: dict[str, int]
     iptables: str
 
 
@@ -56,7 +56,7 @@ class MemoryStatus(TypedDict):
     cluster: int
     capacity: Optional[int]
     heldBack: int
-    refusedLists: List[str]
+    refusedLists: list[str]
 
 
 class PolicyStatus(TypedDict, total=False):
@@ -75,9 +75,9 @@ class PolicyStatus(TypedDict, total=False):
     lastSync: float
     failures: int
     repaired: int
-    warnings: List[str]
-    unselectedPods: List[str]
-    unusedPolicies: List[str]
+    warnings: list[str]
+    unselectedPods: list[str]
+    unusedPolicies: list[str]
 
 
 class AgentStatus(TypedDict):
@@ -94,31 +94,31 @@ class AgentStatus(TypedDict):
     healthy: bool
     ready: bool
     otherProxy: str
-    closedPorts: List[str]
+    closedPorts: list[str]
     since: float
     uptimeSeconds: float
-    apiServer: Dict[str, str]
-    apiServerLostSeconds: Dict[str, float]
-    apiServers: List[ServerStatus]
+    apiServer: dict[str, str]
+    apiServerLostSeconds: dict[str, float]
+    apiServers: list[ServerStatus]
     startedFromCache: bool
-    staticServices: Dict[str, str]
-    checks: List[CheckStatus]
-    unchecked: List[str]
+    staticServices: dict[str, str]
+    checks: list[CheckStatus]
+    unchecked: list[str]
     clusterKnown: bool
     lastSync: float
     lastError: str
     reloadError: str
     syncs: int
     driftRepaired: int
-    refused: List[str]
+    refused: list[str]
     refusedCount: int
-    failed: List[str]
+    failed: list[str]
     failedCount: int
-    ignored: List[str]
-    conflicts: List[str]
+    ignored: list[str]
+    conflicts: list[str]
     conflictCount: int
-    families: Dict[str, FamilyStatus]
-    forwarding: Dict[str, Any]
+    families: dict[str, FamilyStatus]
+    forwarding: dict[str, Any]
     drain: DrainStatus
     memory: MemoryStatus
     networkPolicy: PolicyStatus

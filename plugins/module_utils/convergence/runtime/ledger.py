@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from ...base.addresses import canonical_address
 from ...base.errors import KernelError
@@ -39,7 +39,7 @@ class Flows(NamedTuple):
     ``frontends``: the addresses whose entries end with their Service. ``serving``: a digest of all serving endpoints.
     """
 
-    frontends: FrozenSet[Frontend] = frozenset()
+    frontends: frozenset[Frontend] = frozenset()
     serving: str = ""
 
 
@@ -50,7 +50,7 @@ def flows_of(families: Sequence[FamilyServices], protocols: Sequence[str]) -> Fl
     return Flows(frontends, serving_digest(chosen))
 
 
-def _read(directory: str) -> Dict[str, Any]:
+def _read(directory: str) -> dict[str, Any]:
     """Return the record, empty when there is none or it is not valid."""
     try:
         record = parse_json(read_regular(os.path.join(directory, LEDGER), LEDGER_BYTES))
@@ -106,7 +106,7 @@ def record_loss(directory: str, refused: bool) -> None:
         _write(directory, {**_read(directory), "loss_refused": refused}, remark)
 
 
-def read_origin(directory: str) -> Dict[NamespacedName, str]:
+def read_origin(directory: str) -> dict[NamespacedName, str]:
     """Return what identifies the cluster whose Services are programmed (see ``preflight.cluster_state.origin_of``)."""
     recorded = _read(directory).get("origin")
     recorded = recorded if isinstance(recorded, dict) else {}
@@ -138,7 +138,7 @@ def record_boot(directory: str, time: str = "") -> None:
     _write(directory, {**_read(directory), "booted": time}, "the state that the node has booted with is not known")
 
 
-def _write(directory: str, record: Dict[str, Any], remark: str) -> None:
+def _write(directory: str, record: dict[str, Any], remark: str) -> None:
     path = os.path.join(directory, LEDGER)
     content = json.dumps({**record, "version": _VERSION}, sort_keys=True).encode()
     try:

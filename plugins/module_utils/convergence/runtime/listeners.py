@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping
+from typing import Any, Mapping
 
 from ...base.addresses import canonical_address, family_of
 from ...base.errors import KernelError, PreflightError, errors_as
@@ -17,7 +17,7 @@ from .agent_client import NoAgent, ask_agent, reading_answer
 QUESTION = "listeners"
 
 
-def listeners_document(table: Mapping[ListenerKey, Listener]) -> List[List[Any]]:
+def listeners_document(table: Mapping[ListenerKey, Listener]) -> list[list[Any]]:
     """Return listeners as plain JSON values."""
     return [
         [*key, value.owner, [list(endpoint) for endpoint in value.endpoints], value.affinity_seconds, value.sources]
@@ -25,7 +25,7 @@ def listeners_document(table: Mapping[ListenerKey, Listener]) -> List[List[Any]]
     ]
 
 
-def parse_listeners(document: Any) -> Dict[ListenerKey, Listener]:
+def parse_listeners(document: Any) -> dict[ListenerKey, Listener]:
     """Return the listeners of :func:`listeners_document`. Raises KernelError if the document is not one."""
     with reading_answer("its listeners", KernelError):
         return dict(_parse_row(*row) for row in document)
@@ -57,7 +57,7 @@ class _AskedResource(Resource[ListenerKey, Listener]):
         self._path = path
         self.family = family
 
-    def observe(self) -> Dict[ListenerKey, Listener]:
+    def observe(self) -> dict[ListenerKey, Listener]:
         """Ask the agent. Raises PreflightError if none runs, KernelError."""
         with errors_as(PreflightError, NO_AGENT, NoAgent):
             answer = ask_agent(self._path, {"command": QUESTION})
@@ -68,5 +68,5 @@ class _AskedResource(Resource[ListenerKey, Listener]):
         """Raise PreflightError: only the agent changes its listeners."""
         raise PreflightError(NO_AGENT)
 
-    def describe(self, key: ListenerKey, value: Listener) -> List[str]:
+    def describe(self, key: ListenerKey, value: Listener) -> list[str]:
         return [listener_line(key, value)]

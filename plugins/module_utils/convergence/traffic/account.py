@@ -10,7 +10,7 @@ of that is kept with the totals.
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Dict, Hashable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import AbstractSet, Any, Hashable, Iterable, Iterator, NamedTuple, Optional
 
 from ...serviceports.info import ServicePortName
 
@@ -19,7 +19,7 @@ COUNTERS = ("connections", "packetsIn", "packetsOut", "bytesIn", "bytesOut")
 #: The numbers of connections at the time of a reading.
 GAUGES = ("active", "inactive")
 
-Numbers = Tuple[Optional[int], ...]
+Numbers = tuple[Optional[int], ...]
 UNCOUNTED: Numbers = (None,) * len(COUNTERS)
 
 
@@ -55,8 +55,8 @@ class Total:
     """What was counted for a ServicePort or an endpoint. ``reset_at``: when a count was lost last, 0 if never."""
 
     def __init__(self) -> None:
-        self.counters: List[Optional[int]] = list(UNCOUNTED)
-        self.gauges: List[Optional[int]] = [None, None]
+        self.counters: list[Optional[int]] = list(UNCOUNTED)
+        self.gauges: list[Optional[int]] = [None, None]
         self.reset_at = 0.0
 
     def add(self, counters: Numbers, before: Optional[Numbers], now: float) -> None:
@@ -75,12 +75,12 @@ class Total:
             if value is not None:
                 self.gauges[position] = (self.gauges[position] or 0) + value
 
-    def document(self) -> Dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """Return the numbers as plain JSON values."""
         return {**dict(zip(COUNTERS, self.counters)), **dict(zip(GAUGES, self.gauges)), "resetAt": self.reset_at}
 
 
-_Place = Tuple[ServicePortName, str]
+_Place = tuple[ServicePortName, str]
 
 
 class TrafficAccount:
@@ -88,8 +88,8 @@ class TrafficAccount:
 
     def __init__(self) -> None:
         #: The last reading, by object and whether the sample is of an endpoint.
-        self._last: Dict[Tuple[Hashable, bool], Tuple[_Place, Numbers]] = {}
-        self._totals: Dict[_Place, Total] = {}
+        self._last: dict[tuple[Hashable, bool], tuple[_Place, Numbers]] = {}
+        self._totals: dict[_Place, Total] = {}
 
     def update(self, ports: Iterable[ServicePortName], samples: Iterable[Sample], now: float) -> None:
         """Add a reading of all counters. ``ports``: all ServicePorts; totals of others and of past endpoints end."""
@@ -130,7 +130,7 @@ class TrafficAccount:
         known = {name for name, _of_endpoint in self._last}
         return objects | {name for name in known if isinstance(name, CountedElement) and name.set in sets}
 
-    def _lost(self, known: Tuple[_Place, Numbers], now: float) -> None:
+    def _lost(self, known: tuple[_Place, Numbers], now: float) -> None:
         """Note that a sample has ended; what it counted after its last reading is lost."""
         place, counters = known
         if place in self._totals and counters != UNCOUNTED:
@@ -141,18 +141,18 @@ class TrafficAccount:
         known = self._last.get((name, True))
         return known[1] if known is not None else None
 
-    def ports(self) -> Iterator[Tuple[ServicePortName, Total]]:
+    def ports(self) -> Iterator[tuple[ServicePortName, Total]]:
         """Yield the totals of all ServicePorts."""
         for (port, endpoint), total in self._totals.items():
             if not endpoint:
                 yield port, total
 
-    def document(self, family: str, namespace: str = "", endpoints: bool = True) -> List[Dict[str, Any]]:
+    def document(self, family: str, namespace: str = "", endpoints: bool = True) -> list[dict[str, Any]]:
         """Return the totals as plain JSON values, those of one namespace if it is not empty.
 
         ``endpoints``: with the totals of endpoints.
         """
-        found: Dict[ServicePortName, Dict[str, Any]] = {}
+        found: dict[ServicePortName, dict[str, Any]] = {}
         for (port, endpoint), total in self._totals.items():
             if namespace and port.namespace != namespace:
                 continue

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Hashable, Iterable, Iterator, Set
+from typing import Any, Hashable, Iterable, Iterator
 
 from ...rendering.iptables.tables import NAT, ChainKey
 from ...rendering.nftables.objects import ElementKey, ObjectKey, index_bytes, list_items
@@ -13,7 +13,7 @@ from ...resources import Change, Kind, PlannedChange
 from .account import CountedElement
 
 
-def counters_reset(planned: Iterable[PlannedChange]) -> Set[Hashable]:
+def counters_reset(planned: Iterable[PlannedChange]) -> set[Hashable]:
     """Return the objects of samples whose counters these changes created or removed.
 
     Those of real servers may continue nevertheless: see :func:`.samples.revived`.

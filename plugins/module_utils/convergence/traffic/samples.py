@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Hashable, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import Hashable, Iterable, Iterator, Optional
 
 from ...base.addresses import address_and_port, family_of, unpacked_place
 from ...kernel.ipvs.statistics import real_server_statistics, virtual_server_statistics
@@ -31,7 +31,7 @@ _TRAFFIC = (traffic.SERVICE_TRAFFIC, traffic.NODE_PORT_TRAFFIC)
 _ENDPOINTS = (layout.ENDPOINTS, layout.LOCAL_ENDPOINTS, layout.NODE_PORT_ENDPOINTS, layout.NODE_PORT_LOCAL_ENDPOINTS)
 
 
-def of_servers(frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+def of_servers(frontends: Frontends, handles: KernelHandles) -> list[Sample]:
     """Return the counters of virtual and real servers. Raises KernelError."""
 
     def owner(server: VirtualServerKey) -> Optional[ServicePortName]:
@@ -50,14 +50,14 @@ def of_servers(frontends: Frontends, handles: KernelHandles) -> List[Sample]:
     return found
 
 
-def revived(planned: Iterable[PlannedChange], account: TrafficAccount, handles: KernelHandles) -> Set[Hashable]:
+def revived(planned: Iterable[PlannedChange], account: TrafficAccount, handles: KernelHandles) -> set[Hashable]:
     """Return the real servers that these changes added, and whose counters continue. Raises KernelError.
 
     IPVS keeps the record of a removed real server for two minutes, and longer while it has connections. If the real
     server is added to the same virtual server again, the record is used again, with its counters; a new one counts from
     zero. To be called at once after the changes, before a new counter can have passed the last reading of the old one.
     """
-    last: Dict[RealServerKey, Numbers] = {}
+    last: dict[RealServerKey, Numbers] = {}
     for item in planned:
         if item.resource.kind == Kind.REAL_SERVERS:
             for key in item.change.added:
@@ -74,10 +74,10 @@ def revived(planned: Iterable[PlannedChange], account: TrafficAccount, handles: 
     }
 
 
-def of_chains(variant: XtablesVariant, frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+def of_chains(variant: XtablesVariant, frontends: Frontends, handles: KernelHandles) -> list[Sample]:
     """Return the counters of the chains of endpoints. Raises KernelError."""
     counters = chain_counters(variant, handles.progress)
-    found: List[Sample] = []
+    found: list[Sample] = []
     for name in frontends.names:
         digest = hash16(str(name) + name.protocol.lower())
         chains = [*counters.reached.get(CLUSTER_PREFIX + digest, ()), *counters.reached.get(LOCAL_PREFIX + digest, ())]
@@ -90,10 +90,10 @@ def of_chains(variant: XtablesVariant, frontends: Frontends, handles: KernelHand
     return found
 
 
-def of_listeners(frontends: Frontends, handles: KernelHandles) -> List[Sample]:
+def of_listeners(frontends: Frontends, handles: KernelHandles) -> list[Sample]:
     """Return what the agent has forwarded itself. Raises KernelError."""
     names = {owner_name(name): name for name in frontends.names}
-    found: List[Sample] = []
+    found: list[Sample] = []
     for item in handles.listeners.used():
         name, endpoint = names.get(item.owner), address_and_port(*item.endpoint)
         # A ServicePort of both families is one owner.
@@ -104,18 +104,18 @@ def of_listeners(frontends: Frontends, handles: KernelHandles) -> List[Sample]:
     return found
 
 
-def of_elements(frontends: Frontends, with_connections: bool, with_bytes: bool) -> List[Sample]:
+def of_elements(frontends: Frontends, with_connections: bool, with_bytes: bool) -> list[Sample]:
     """Return the counters of elements: connections and bytes, or one of both. Raises KernelError."""
-    owners: Dict[bytes, ServicePortName] = {
+    owners: dict[bytes, ServicePortName] = {
         address_key(address) + transport_key(protocol, port): name
         for (protocol, address, port), name in frontends.places()
     }
     for (protocol, port), name in frontends.node_ports():
         owners[transport_key(protocol, port)] = name
-    found: List[Sample] = []
+    found: list[Sample] = []
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
 
-        def elements(names: Iterable[str]) -> Iterator[Tuple[CountedElement, Counted]]:
+        def elements(names: Iterable[str]) -> Iterator[tuple[CountedElement, Counted]]:
             for name in names:
                 for element in counted_elements(sock, frontends.family, TABLE_NAME, name):
                     yield CountedElement(name, element.key), element

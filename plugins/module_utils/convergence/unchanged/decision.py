@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, NamedTuple, Sequence, Union
+from typing import Any, NamedTuple, Sequence, Union
 
 from ...base.errors import KernelError
 from ..runtime.lock import ConvergenceLock
@@ -25,7 +25,7 @@ class Question(NamedTuple):
     ``directory``: the state directory. ``lock_timeout``: seconds to wait for another convergence.
     """
 
-    options: Dict[str, Any]
+    options: dict[str, Any]
     paths: Sequence[str]
     directory: str
     lock_timeout: float
@@ -34,8 +34,8 @@ class Question(NamedTuple):
 class Unchanged(NamedTuple):
     """The result of the last complete run, and its warnings."""
 
-    result: Dict[str, Any]
-    warnings: List[str]
+    result: dict[str, Any]
+    warnings: list[str]
 
 
 class Changed(NamedTuple):

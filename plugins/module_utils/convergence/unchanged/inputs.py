@@ -12,7 +12,7 @@ import stat
 import sys
 import time
 import zlib
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional
 
 from ...base.regular_files import open_regular
 
@@ -23,7 +23,7 @@ _MOST_FILES = 256
 _RECENT_NANOSECONDS = 50_000_000
 
 
-Signature = Tuple[int, ...]
+Signature = tuple[int, ...]
 """The signature of a file, which changes with every change of it; the last number is the time of the last one."""
 
 
@@ -34,8 +34,8 @@ class Unusable(Exception):
 class Files(NamedTuple):
     """Files that a run reads: their SHA-256 and their signatures, by path."""
 
-    digests: Dict[str, str]
-    signatures: Dict[str, Signature]
+    digests: dict[str, str]
+    signatures: dict[str, Signature]
 
     @property
     def settled(self) -> bool:
@@ -59,8 +59,8 @@ def read_files(paths: Iterable[str], directory: str) -> Files:
     Raises Unusable if a file is not regular, such as a FIFO, which can be read only once; OSError, also for a link in
     the directory.
     """
-    digests: Dict[str, str] = {}
-    signatures: Dict[str, Signature] = {}
+    digests: dict[str, str] = {}
+    signatures: dict[str, Signature] = {}
     for path in paths:
         digests[path], signatures[path] = _read(_open_given(path))
     names = _entries(directory)
@@ -74,7 +74,7 @@ def read_files(paths: Iterable[str], directory: str) -> Files:
     return Files(digests, signatures)
 
 
-def _entries(directory: str) -> Optional[List[str]]:
+def _entries(directory: str) -> Optional[list[str]]:
     """Return the paths of the files in a directory, None if it does not exist. Raises Unusable, OSError."""
     try:
         names = sorted(os.listdir(directory))
@@ -93,7 +93,7 @@ def _open_given(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
-def _read(descriptor: int) -> Tuple[str, Signature]:
+def _read(descriptor: int) -> tuple[str, Signature]:
     """Read an open file to its end and close it. Raises Unusable, OSError."""
     try:
         found = os.fstat(descriptor)
@@ -127,7 +127,7 @@ def engine_digest() -> str:
     return hashlib.sha256(repr((sys.version, sorted(files))).encode()).hexdigest()
 
 
-def _in_directory(top: str) -> Iterator[Tuple[str, int, int]]:
+def _in_directory(top: str) -> Iterator[tuple[str, int, int]]:
     """Yield path, size and CRC-32 of the Python files."""
     for place, _directories, files in os.walk(top):
         for name in files:
@@ -138,7 +138,7 @@ def _in_directory(top: str) -> Iterator[Tuple[str, int, int]]:
                 yield os.path.relpath(path, top), len(content), zlib.crc32(content)
 
 
-def _in_archive(top: str) -> Iterator[Tuple[str, int, int]]:
+def _in_archive(top: str) -> Iterator[tuple[str, int, int]]:
     """Yield path, size and CRC-32 of the files below a path in an archive, as the archive has them. Raises Unusable."""
     import zipfile
 

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from ...base.regular_files import parse_json, read_trusted
 from ...base.whole_files import write_whole
@@ -22,7 +22,7 @@ FILE = "unchanged.json"
 _VERSION = 1
 _MOST_BYTES = 4 << 20
 
-State = Dict[str, Any]
+State = dict[str, Any]
 """What is compared, by name, as JSON values."""
 
 
@@ -37,8 +37,8 @@ class Record(NamedTuple):
     directory: str
     state: State
     taken: float
-    result: Dict[str, Any]
-    warnings: List[str]
+    result: dict[str, Any]
+    warnings: list[str]
 
 
 def record_path(directory: str) -> str:

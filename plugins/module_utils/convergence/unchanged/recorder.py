@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Iterator, Optional
 
 from ...base.errors import KernelError
 from ..witness import Observed, Witness
@@ -31,7 +31,7 @@ class Recorder(Witness):
         self._question = question
         self._directory = ""
         self._given: State = {}
-        self._files: List[Files] = []
+        self._files: list[Files] = []
         self._before: Optional[State] = None
         self._after: Optional[State] = None
         self._taken = 0.0
@@ -108,7 +108,7 @@ class Recorder(Witness):
             if value is not None and after["sysctls"][key][:1] != [value]:
                 raise Unusable(f"the kernel parameter {key} has changed during the run")
 
-    def write(self, result: Dict[str, Any], warnings: List[str]) -> bool:
+    def write(self, result: dict[str, Any], warnings: list[str]) -> bool:
         """Write the record of the run with its result; return whether there is one now."""
         if self.reason or self._after is None:
             return False

@@ -15,7 +15,7 @@ import json
 import os
 import socket
 import time
-from typing import Any, Dict, Iterable, List
+from typing import Any, Iterable
 
 from ...base.errors import KernelError
 from ...base.regular_files import parse_json, read_regular
@@ -57,7 +57,7 @@ def boot_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def obstacles() -> List[str]:
+def obstacles() -> list[str]:
     """Return the objects of this node that could change without a trace, or that only a complete run handles."""
     found = [f"legacy iptables has tables ({name})" for name in _LEGACY_TABLES if _lines(f"{_NETWORK}/{name}")]
     if len(_lines(f"{_NETWORK}/ip_vs")) > _IPVS_HEAD_LINES:
@@ -99,7 +99,7 @@ def surroundings(directory: str, sysctls: Iterable[str]) -> State:
     return comparable
 
 
-def _lines(path: str) -> List[str]:
+def _lines(path: str) -> list[str]:
     """Return the lines of a file of the kernel, none if it does not exist. Raises OSError."""
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
@@ -120,7 +120,7 @@ def _device_exists(name: str) -> bool:
         return False
 
 
-def _namespace() -> List[int]:
+def _namespace() -> list[int]:
     """Return the identity of the network namespace. Raises NotComparable, OSError."""
     found = os.stat("/proc/thread-self/ns/net")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -131,7 +131,7 @@ def _namespace() -> List[int]:
     return [found.st_dev, found.st_ino, int.from_bytes(cookie, "little")]
 
 
-def _modules() -> List[Any]:
+def _modules() -> list[Any]:
     """Return the loaded modules, and the identity of the list of installed modules, which packages replace."""
     loaded = sorted(line.split(" ", 1)[0] for line in _lines("/proc/modules") if " Live " in line)
     release = facts.kernel_release()
@@ -140,7 +140,7 @@ def _modules() -> List[Any]:
     return [loaded, *map(_identity, lists)]
 
 
-def _parameters() -> Dict[str, str]:
+def _parameters() -> dict[str, str]:
     """Return the parameters of connection tracking."""
     try:
         names = sorted(os.listdir(_MODULE_PARAMETERS))
@@ -149,7 +149,7 @@ def _parameters() -> Dict[str, str]:
     return {name: facts.read_text(f"{_MODULE_PARAMETERS}/{name}") or "" for name in names}
 
 
-def _sysctl(key: str) -> List[Any]:
+def _sysctl(key: str) -> list[Any]:
     """Return the value of a key and whether it can be changed here; nothing if the kernel does not have it."""
     path = "/proc/sys/" + key.translate(str.maketrans("./", "/."))
     text = facts.read_text(path)
@@ -159,7 +159,7 @@ def _sysctl(key: str) -> List[Any]:
     return [" ".join(text.split()), writable]
 
 
-def _identity(path: str) -> List[int]:
+def _identity(path: str) -> list[int]:
     """Return the identity of a file, which changes when the file is replaced; empty if there is none."""
     try:
         found = os.stat(path)
@@ -168,7 +168,7 @@ def _identity(path: str) -> List[int]:
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
 
 
-def _programs() -> List[Any]:
+def _programs() -> list[Any]:
     """Return the iptables programs; without them, a run removes no leftovers of other modes from their tables."""
     path = os.environ.get("PATH", os.defpath)
     places = [*path.split(os.pathsep), *_SBIN]

@@ -9,7 +9,7 @@ Large tables are expected: of most entries only the destination is read.
 from __future__ import annotations
 
 import functools
-from typing import FrozenSet, Iterator, List, Mapping, Tuple
+from typing import Iterator, Mapping
 
 from ..client_flow import ClientFlow, Wanted
 from ..netlink.attributes import parse_attributes
@@ -18,12 +18,12 @@ from .socket import ConntrackSocket, collected
 
 # Connections that no server has answered, for example because a network policy drops them, and those that have ended.
 # linux/netfilter/nf_conntrack_tcp.h: SYN_SENT, TIME_WAIT and CLOSE; nf_conntrack_sctp.h: COOKIE_WAIT and CLOSED.
-_NOT_IN_USE: Mapping[str, FrozenSet[int]] = {"TCP": frozenset((1, 7, 8)), "SCTP": frozenset((1, 2))}
+_NOT_IN_USE: Mapping[str, frozenset[int]] = {"TCP": frozenset((1, 7, 8)), "SCTP": frozenset((1, 2))}
 
 
-def client_flows(family: str, wanted: Wanted) -> List[ClientFlow]:
+def client_flows(family: str, wanted: Wanted) -> list[ClientFlow]:
     """Return the connections of a family to destinations that are wanted. Raises KernelError."""
-    found: List[ClientFlow] = []
+    found: list[ClientFlow] = []
     with ConntrackSocket() as sock:
         for protocol in PROTOCOLS:
             found += collected(functools.partial(_flows, sock, family, protocol, wanted))
@@ -37,7 +37,7 @@ def _flows(sock: ConntrackSocket, family: str, protocol: str, wanted: Wanted) ->
             yield ClientFlow(protocol, source, entry.destination, used)
 
 
-def _details(entry: RawEntry, protocol: str) -> Tuple[bytes, bool]:
+def _details(entry: RawEntry, protocol: str) -> tuple[bytes, bool]:
     """Return the source of an entry, and whether its connection is in use."""
     parts = parse_attributes(entry.view, entry.start + NFGENMSG.size, entry.end)
     original = parse_tuple(parts, CTA_TUPLE_ORIG)

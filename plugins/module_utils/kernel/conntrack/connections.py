@@ -10,7 +10,7 @@ addresses only the two ends of an entry are decoded unless it belongs to one of 
 from __future__ import annotations
 
 import struct
-from typing import AbstractSet, Callable, Iterator, NamedTuple, Optional, Tuple
+from typing import AbstractSet, Callable, Iterator, NamedTuple, Optional
 
 from ...base.addresses import IPV6
 from ...base.progress import Progress, unheeded
@@ -50,7 +50,7 @@ def _connection(entry: Slice) -> Optional[Connection]:
     return Connection(source[:-2], replying[:-2], protocol, int.from_bytes(replying[-2:], "big"), ct.identity_of(found))
 
 
-def _ends(entry: Slice, layout: struct.Struct, address: int) -> Optional[Tuple[bytes, bytes]]:
+def _ends(entry: Slice, layout: struct.Struct, address: int) -> Optional[tuple[bytes, bytes]]:
     """Return client and replying end of an entry; None if its attributes come in an unexpected order."""
     view, _kind, start, end = entry
     offset = start + ct.NFGENMSG.size

@@ -5,18 +5,18 @@
 
 from __future__ import annotations
 
-from typing import Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Iterator, Mapping, NamedTuple, Optional
 
 from ...base.addresses import packed_place, unpacked_place
 from ..netlink.attributes import number_in, parse_attributes
 from . import messages as ct
 from .socket import ConntrackSocket, collected
 
-Place = Tuple[str, int]
+Place = tuple[str, int]
 
 _CTA_TIMEOUT = 7
 # The names of the states of a protocol, by number.
-_STATES: Mapping[str, Tuple[str, ...]] = {
+_STATES: Mapping[str, tuple[str, ...]] = {
     "TCP": (
         "none",
         "syn-sent",
@@ -87,7 +87,7 @@ def _state(found: Mapping[int, memoryview], protocol: str) -> str:
     return f"{state}, assured" if status & ct.ASSURED else state
 
 
-def tracked_flows(family: str, protocol: str, source: Place, destination: Place) -> List[TrackedFlow]:
+def tracked_flows(family: str, protocol: str, source: Place, destination: Place) -> list[TrackedFlow]:
     """Return the entries of the flows from a source, of any port if that is 0, to a destination, at most MOST_FLOWS.
 
     ``protocol``: TCP, UDP or SCTP. Raises KernelError.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import List, Mapping, NamedTuple, Optional, Tuple
+from typing import Mapping, NamedTuple, Optional
 
 from ...base.addresses import IPV6
 from ..netlink.attributes import attribute, each_attribute, nested, nested_in, parse_attributes
@@ -47,7 +47,7 @@ _TYPES_V4, _TYPES_V6 = (1, 2, 1, 2, 3), (3, 4, 1, 2, 3)
 TYPE_MASK = 0x3FFF
 
 #: Protocol, source and destination place.
-ParsedTuple = Tuple[int, bytes, bytes]
+ParsedTuple = tuple[int, bytes, bytes]
 
 
 class RawEntry(NamedTuple):
@@ -116,7 +116,7 @@ def parse_tuple(found: Mapping[int, memoryview], kind: int) -> Optional[ParsedTu
     return proto[CTA_PROTO_NUM][0], source, destination
 
 
-def parse_tuples(found: Mapping[int, memoryview]) -> Optional[Tuple[ParsedTuple, ParsedTuple]]:
+def parse_tuples(found: Mapping[int, memoryview]) -> Optional[tuple[ParsedTuple, ParsedTuple]]:
     """Return what :func:`parse_tuple` does for both directions of an entry; None without one of them."""
     original, reply = parse_tuple(found, CTA_TUPLE_ORIG), parse_tuple(found, CTA_TUPLE_REPLY)
     return None if original is None or reply is None else (original, reply)
@@ -130,7 +130,7 @@ def state_number(found: Mapping[int, memoryview], protocol: str) -> Optional[int
     return None if state is None else state[0]
 
 
-def _pairs(view: memoryview) -> List[Tuple[int, bytes]]:
+def _pairs(view: memoryview) -> list[tuple[int, bytes]]:
     return [(kind, bytes(value)) for kind, value in each_attribute(view, 0, len(view))]
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Generator, Iterable, Iterator, List, Optional, Sequence, TypeVar
+from typing import Callable, Generator, Iterable, Iterator, Optional, Sequence, TypeVar
 
 from ...base.addresses import IPV6
 from ...base.closing import Closing
@@ -39,14 +39,14 @@ def finished(steps: Generator[Optional[float], None, Found]) -> Found:
             return result
 
 
-def collecting(read: Callable[[], Iterable[Optional[Found]]]) -> Steps[List[Found]]:
+def collecting(read: Callable[[], Iterable[Optional[Found]]]) -> Steps[list[Found]]:
     """Return the items that ``read`` yields for a whole dump; call ``read`` again if the table changed meanwhile.
 
     A dump that is interrupted in each of several attempts is used nevertheless: its entries were in the table. On a
     busy node, waiting for a consistent dump could take forever. Wherever ``read`` yields None, there is a pause. Raises
     KernelError.
     """
-    found: List[Found] = []
+    found: list[Found] = []
     for _attempt in range(_ATTEMPTS):
         found = []
         try:
@@ -61,7 +61,7 @@ def collecting(read: Callable[[], Iterable[Optional[Found]]]) -> Steps[List[Foun
     return found
 
 
-def collected(read: Callable[[], Iterable[Found]]) -> List[Found]:
+def collected(read: Callable[[], Iterable[Found]]) -> list[Found]:
     """Return what :func:`collecting` does, without a pause."""
     return finished(collecting(read))
 
@@ -111,7 +111,7 @@ class ConntrackSocket(Closing):
     def delete(self, family: str, identities: Sequence[bytes]) -> int:
         """Delete entries in batches and return how many of them existed. Raises KernelError."""
         head = ct.header(family)
-        messages: List[Message] = [(ct.IPCTNL_MSG_CT_DELETE, 0, head + wanted) for wanted in identities]
+        messages: list[Message] = [(ct.IPCTNL_MSG_CT_DELETE, 0, head + wanted) for wanted in identities]
         deleted = 0
         for attempt in range(_ATTEMPTS):
             errors = self._netlink.transact(messages).errors
@@ -123,7 +123,7 @@ class ConntrackSocket(Closing):
         return deleted
 
     @staticmethod
-    def _to_repeat(errors: Sequence[MessageError], last: bool) -> List[int]:
+    def _to_repeat(errors: Sequence[MessageError], last: bool) -> list[int]:
         """Return positions of interrupted deletions; entries that ended meanwhile are ignored."""
         again = []
         for error in errors:

@@ -14,7 +14,7 @@ as its client repeats the request, whatever serves by then. So such entries are 
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
+from typing import Iterable, Iterator, NamedTuple
 
 from ...base.addresses import packed_place
 from ...configuration.behaviour import Behaviour
@@ -34,8 +34,8 @@ class KnownFrontends(NamedTuple):
     """
 
     every: bool
-    addresses: Dict[bytes, Set[bytes]]
-    node_ports: Dict[bytes, Set[bytes]]
+    addresses: dict[bytes, set[bytes]]
+    node_ports: dict[bytes, set[bytes]]
 
     def is_stale(self, destination: bytes, reply_source: bytes) -> bool:
         """Return whether this source must not reply to a flow to this destination."""
@@ -52,12 +52,12 @@ _NOTHING = KnownFrontends(False, {}, {})
 
 def frontends(
     protocols: Iterable[str], service_ports: Iterable[ServicePortInfo], released: Iterable[Frontend] = ()
-) -> Dict[str, KnownFrontends]:
+) -> dict[str, KnownFrontends]:
     """Return the frontends of the ServicePorts of these protocols, and those that were ``released``, by protocol.
 
     All are of one family. Readiness, policies, topology and termination do not matter.
     """
-    known: Dict[str, KnownFrontends] = {}
+    known: dict[str, KnownFrontends] = {}
     for info in service_ports:
         if info.key.protocol in protocols:
             serving = {packed_place(endpoint.ip, endpoint.port) for endpoint in info.endpoints if endpoint.serving}
@@ -68,7 +68,7 @@ def frontends(
     return known
 
 
-def _add(known: Dict[str, KnownFrontends], frontend: Frontend, serving: Set[bytes]) -> None:
+def _add(known: dict[str, KnownFrontends], frontend: Frontend, serving: set[bytes]) -> None:
     protocol = frontend.protocol
     found = known.setdefault(protocol, KnownFrontends(protocol == "UDP", {}, {}))
     if frontend.address:
@@ -77,7 +77,7 @@ def _add(known: Dict[str, KnownFrontends], frontend: Frontend, serving: Set[byte
         found.node_ports.setdefault(frontend.port.to_bytes(2, "big"), set()).update(serving)
 
 
-def stale_identities(sock: ConntrackSocket, family: str, protocol: str, known: KnownFrontends) -> List[bytes]:
+def stale_identities(sock: ConntrackSocket, family: str, protocol: str, known: KnownFrontends) -> list[bytes]:
     """Return the identities of the stale entries. Raises KernelError."""
     return collected(
         lambda: (
@@ -119,7 +119,7 @@ def delete_half_open(sock: ConntrackSocket, family: str, service_ports: Iterable
     return sock.delete(family, [item for ends, item in found if known.is_stale(*ends)])
 
 
-def _half_open(sock: ConntrackSocket, family: str) -> Iterator[Tuple[Tuple[bytes, bytes], bytes]]:
+def _half_open(sock: ConntrackSocket, family: str) -> Iterator[tuple[tuple[bytes, bytes], bytes]]:
     """Yield destination, replying source and identity of unanswered entries whose destination was rewritten."""
     for entry in sock.entries(family, "TCP", UNREPLIED):
         if entry.destination != entry.reply_source:

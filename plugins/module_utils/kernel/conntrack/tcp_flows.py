@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Collection, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 from ...base.addresses import IPV6, packed_place
 from ...base.progress import Progress, unheeded
@@ -42,7 +42,7 @@ _PORTION = 1000
 #: Connections that the client has not begun or has ended: SYN_SENT, TIME_WAIT and CLOSE.
 _NOT_OPEN = frozenset((ct.SYN_SENT, 7, 8))
 
-Place = Tuple[str, int]
+Place = tuple[str, int]
 
 
 class _TcpFlow(NamedTuple):
@@ -60,7 +60,7 @@ class _TcpFlow(NamedTuple):
 class _Leading(NamedTuple):
     """Where connections lead: to one of ``endpoints``, or with ``others`` to any other."""
 
-    endpoints: Set[bytes]
+    endpoints: set[bytes]
     others: bool
 
     def has(self, destination: bytes, replying: bytes, is_node_port: bool) -> bool:
@@ -74,8 +74,8 @@ class Targets:
     """Which connections to end: by frontend, and by where they lead."""
 
     def __init__(self) -> None:
-        self._addresses: Dict[bytes, List[_Leading]] = {}
-        self._node_ports: Dict[bytes, List[_Leading]] = {}
+        self._addresses: dict[bytes, list[_Leading]] = {}
+        self._node_ports: dict[bytes, list[_Leading]] = {}
 
     def add(self, frontends: Iterable[Frontend], endpoints: Iterable[Place], others: bool = False) -> None:
         """Add the connections to frontends that lead to endpoints, or with ``others`` to anything else."""
@@ -108,7 +108,7 @@ class Targets:
             yield ct.flow_selection(family, _TCP, place)
 
 
-def _finding(family: str, targets: Targets, progress: Progress) -> Steps[List[_TcpFlow]]:
+def _finding(family: str, targets: Targets, progress: Progress) -> Steps[list[_TcpFlow]]:
     if targets.is_empty:
         return []
     with ConntrackSocket(progress) as sock:
@@ -153,7 +153,7 @@ def ending_connections(
     entries have been deleted, because closing connections of IPVS also deletes these.
     """
     ended = Ended()
-    left: Set[Flow] = set()
+    left: set[Flow] = set()
     flows = yield from _finding(family, targets, progress)
     with ConntrackSocket(progress) as sock:
         for start in range(0, len(flows), _PORTION):
@@ -172,10 +172,10 @@ def ending_connections(
     return ended._replace(connections=ended.connections + closed, reset=reset + closed)
 
 
-def _destroy(family: str, flows: Sequence[_TcpFlow]) -> Tuple[Collection[_TcpFlow], str]:
+def _destroy(family: str, flows: Sequence[_TcpFlow]) -> tuple[Collection[_TcpFlow], str]:
     """Destroy the sockets of local clients; return the flows of others, and why the kernel does not destroy sockets."""
     number = socket.AF_INET6 if family == IPV6 else socket.AF_INET
-    messages: List[Message] = [(_SOCK_DESTROY, 0, _request(number, flow.source, flow.destination)) for flow in flows]
+    messages: list[Message] = [(_SOCK_DESTROY, 0, _request(number, flow.source, flow.destination)) for flow in flows]
     with NetlinkSocket(NETLINK_SOCK_DIAG) as sock:
         errors = sock.transact(messages).errors
     # A forwarded connection has no socket here.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import TYPE_CHECKING, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 from ...base.addresses import IPV4, IPV6, packed, unpacked
 from ...base.errors import KernelError
@@ -69,7 +69,7 @@ _ERRORS = {
 
 _PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132, "udplite": 136, "icmp": 1, "icmpv6": 58}
 _PROTOCOL_NAMES = {number: name for name, number in _PROTOCOLS.items()}
-_FAMILY_NAMES: Dict[int, str] = {socket.AF_INET: IPV4, socket.AF_INET6: IPV6}
+_FAMILY_NAMES: dict[int, str] = {socket.AF_INET: IPV4, socket.AF_INET6: IPV6}
 _U16 = struct.Struct("!H")
 _U32 = struct.Struct("=I")
 
@@ -155,7 +155,7 @@ class ElementEncoder:
 
     def __init__(self, set_type: str) -> None:
         self._bitmap = set_type.startswith("bitmap:")
-        self._addresses: Dict[str, bytes] = {}
+        self._addresses: dict[str, bytes] = {}
 
     def encode(self, element: str) -> bytes:
         """Encode an element such as ``10.0.0.1,tcp:80,10.1.0.0/16``. Raises ValueError for invalid text."""
@@ -200,7 +200,7 @@ class ElementBatch(NamedTuple):
 
     message: Message
     set: str
-    elements: List[str]
+    elements: list[str]
 
 
 def element_batches(
@@ -211,8 +211,8 @@ def element_batches(
     Adding an existing element or removing a missing one is not an error. Raises KernelError for an invalid element.
     """
     encoder = ElementEncoder(set_type)
-    data: List[bytes] = []
-    texts: List[str] = []
+    data: list[bytes] = []
+    texts: list[str] = []
     size = 0
     for element in elements:
         try:
@@ -252,7 +252,7 @@ def listed_name(view: memoryview, start: int, end: int) -> str:
     return attribute_text(found[_SETNAME]) if _SETNAME in found else ""
 
 
-def decode_header(view: memoryview, start: int, end: int) -> Optional[Tuple[str, SetDefinition]]:
+def decode_header(view: memoryview, start: int, end: int) -> Optional[tuple[str, SetDefinition]]:
     """Return name and definition from a LIST answer; None if this part of the answer has none."""
     # Imported late: who lists only the names of sets needs no model of IPVS.
     from ...rendering.ipvs.model import SetDefinition
@@ -268,7 +268,7 @@ def decode_header(view: memoryview, start: int, end: int) -> Optional[Tuple[str,
     return attribute_text(found[_SETNAME]), SetDefinition(kind, family, limit)
 
 
-def decode_elements(view: memoryview, start: int, end: int) -> List[str]:
+def decode_elements(view: memoryview, start: int, end: int) -> list[str]:
     """Return the elements in a LIST answer, as ``ipset save`` prints them."""
     adt = parse_attributes(view, start + 4, end).get(_ADT)
     if adt is None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from typing import List
 
 from ..netlink.protocol import NETLINK_NETFILTER
 from ..netlink.socket import NetlinkSocket
@@ -16,7 +15,7 @@ from .messages import LIST, OLDEST_PROTOCOL, list_request, listed_name
 _MODULE = "/sys/module/ip_set"
 
 
-def set_names() -> List[str]:
+def set_names() -> list[str]:
     """Return the names of the ipsets of this network namespace; none if ipset is not loaded. Raises KernelError."""
     if not os.path.isdir(_MODULE):
         return []

@@ -10,7 +10,7 @@ Adding what exists already and removing what does not exist are not errors.
 from __future__ import annotations
 
 import hashlib
-from typing import Collection, Dict, Iterable, List, Mapping, Set
+from typing import Collection, Iterable, Mapping
 
 from ...base.addresses import IPV4
 from ...base.closing import Closing, closed_on_error
@@ -50,12 +50,12 @@ class IpsetSocket(Closing):
         """Close the socket; closing twice is harmless."""
         self.netlink.close()
 
-    def _list(self, name: str = "", header_only: bool = False) -> List[Slice]:
+    def _list(self, name: str = "", header_only: bool = False) -> list[Slice]:
         with refusals_as(f"set {name or 'list'} cannot be read", is_missing):
             return self.netlink.dump(messages.LIST, messages.list_request(self.protocol, name, header_only))
         return []
 
-    def headers(self) -> Dict[str, SetDefinition]:
+    def headers(self) -> dict[str, SetDefinition]:
         """Return the definitions of all sets of the namespace by name. Raises KernelError."""
         found = {}
         for view, _kind, start, end in self._list(header_only=True):
@@ -64,7 +64,7 @@ class IpsetSocket(Closing):
                 found[entry[0]] = entry[1]
         return found
 
-    def elements(self, name: str) -> List[str]:
+    def elements(self, name: str) -> list[str]:
         """Return the elements of a set in ipset's text; none if there is no such set. Raises KernelError."""
         return [
             element
@@ -130,11 +130,11 @@ class IpsetSocket(Closing):
         Every set is attempted; then the first refusal is raised as KernelError naming set and element. Frontends with a
         refused element are not added to the sets that follow, which would drop clients whose source range is lacking.
         """
-        by_set: Dict[str, List[str]] = {}
+        by_set: dict[str, list[str]] = {}
         for key in keys:
             by_set.setdefault(key.set, []).append(key.element)
         first = ""
-        withheld: Set[str] = set()
+        withheld: set[str] = set()
         # The names of sets for allowed sources follow that of the set of firewalled frontends: they are filled first.
         for name, elements in sorted(by_set.items(), reverse=command == messages.ADD):
             if name not in sets:
@@ -186,7 +186,7 @@ class SetsResource(_OfKnownSets, Resource[str, SetDefinition]):
 
     kind = Kind.SETS
 
-    def observe(self) -> Dict[str, SetDefinition]:
+    def observe(self) -> dict[str, SetDefinition]:
         """See the class. Raises KernelError.
 
         The set that a killed run has left while it resized another is among those of IPv4, and is never desired.
@@ -209,7 +209,7 @@ class SetsResource(_OfKnownSets, Resource[str, SetDefinition]):
         self._socket.destroy(change.removed)
 
     @staticmethod
-    def describe(key: str, value: SetDefinition) -> List[str]:
+    def describe(key: str, value: SetDefinition) -> list[str]:
         """Return one line as ``ipset save`` prints it."""
         return [set_line(key, value)]
 
@@ -222,9 +222,9 @@ class SetElementsResource(_OfKnownSets, Resource[SetElementKey, bool]):
 
     kind = Kind.SET_ELEMENTS
 
-    def observe(self) -> Dict[SetElementKey, bool]:
+    def observe(self) -> dict[SetElementKey, bool]:
         """See the class. Raises KernelError."""
-        found: Dict[SetElementKey, bool] = {}
+        found: dict[SetElementKey, bool] = {}
         for name in self._socket.headers():
             if name in self._known:
                 for element in self._socket.elements(name):
@@ -241,6 +241,6 @@ class SetElementsResource(_OfKnownSets, Resource[SetElementKey, bool]):
         return change.passes(exempted)
 
     @staticmethod
-    def describe(key: SetElementKey, value: bool) -> List[str]:
+    def describe(key: SetElementKey, value: bool) -> list[str]:
         """Return one line as ``ipset save`` prints it."""
         return [f"add {key.set} {key.element}"]

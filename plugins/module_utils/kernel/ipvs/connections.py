@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
+from typing import Callable, Iterable, Iterator, NamedTuple, Optional, TypeVar
 
 from ...base.addresses import IPV4, packed_place, unpacked
 from ...base.errors import KernelError
@@ -35,7 +35,7 @@ class IpvsConnection(NamedTuple):
     ``seconds``: until it expires if no packet comes.
     """
 
-    client: Tuple[str, int]
+    client: tuple[str, int]
     real_server: RealServerKey
     state: str
     seconds: int
@@ -63,7 +63,7 @@ def _lines() -> Iterator[str]:
         raise KernelError(f"{PROC_CONNECTIONS}: {error.strerror}") from error
 
 
-def _parsed(lines: Iterable[str], family: str, parse: Callable[[List[str]], Optional[Parsed]]) -> Iterator[Parsed]:
+def _parsed(lines: Iterable[str], family: str, parse: Callable[[list[str]], Optional[Parsed]]) -> Iterator[Parsed]:
     """Yield what ``parse`` makes of the words of each line about a connection of a family, without None.
 
     Raises KernelError if a line cannot be parsed.
@@ -79,7 +79,7 @@ def _parsed(lines: Iterable[str], family: str, parse: Callable[[List[str]], Opti
                 yield found
 
 
-def parse_connections(lines: Iterable[str], family: str) -> Dict[RealServerKey, int]:
+def parse_connections(lines: Iterable[str], family: str) -> dict[RealServerKey, int]:
     """Return how many connections in use each real server of a family has, from the lines of the file.
 
     A line holds protocol, client, virtual server and real server as address and port in hexadecimal, and the state.
@@ -87,7 +87,7 @@ def parse_connections(lines: Iterable[str], family: str) -> Dict[RealServerKey, 
     """
     address = _reader(family)
 
-    def used(words: List[str]) -> Optional[RealServerKey]:
+    def used(words: list[str]) -> Optional[RealServerKey]:
         if words[7] in _OVER:
             return None
         server = VirtualServerKey(words[0].lower(), address(words[3]), int(words[4], 16))
@@ -96,11 +96,11 @@ def parse_connections(lines: Iterable[str], family: str) -> Dict[RealServerKey, 
     return dict(Counter(_parsed(lines, family, used)))
 
 
-def connections_of(lines: Iterable[str], family: str, server: VirtualServerKey) -> List[IpvsConnection]:
+def connections_of(lines: Iterable[str], family: str, server: VirtualServerKey) -> list[IpvsConnection]:
     """Return the connections of a virtual server, from the lines of the file. Raises KernelError."""
     address = _reader(family)
 
-    def of_server(words: List[str]) -> Optional[IpvsConnection]:
+    def of_server(words: list[str]) -> Optional[IpvsConnection]:
         if (words[0].lower(), address(words[3]), int(words[4], 16)) != server:
             return None
         key = RealServerKey(server, address(words[5]), int(words[6], 16))
@@ -109,17 +109,17 @@ def connections_of(lines: Iterable[str], family: str, server: VirtualServerKey) 
     return list(_parsed(lines, family, of_server))
 
 
-def open_connections(family: str, server: VirtualServerKey) -> List[IpvsConnection]:
+def open_connections(family: str, server: VirtualServerKey) -> list[IpvsConnection]:
     """Return the connections of a virtual server, and the affinity of its clients. Raises KernelError."""
     return connections_of(_lines(), family, server)
 
 
-def used_connections(family: str) -> Dict[RealServerKey, int]:
+def used_connections(family: str) -> dict[RealServerKey, int]:
     """Return how many connections in use each real server of a family has. Raises KernelError."""
     return parse_connections(_lines(), family)
 
 
-def client_connections(family: str, wanted: Wanted) -> List[ClientFlow]:
+def client_connections(family: str, wanted: Wanted) -> list[ClientFlow]:
     """Return the connections of a family to virtual servers that are wanted; none without IPVS. Raises KernelError."""
     return [flow for flow in parse_clients(_lines(), family) if wanted(flow.protocol, flow.destination)]
 
@@ -128,10 +128,10 @@ def parse_clients(lines: Iterable[str], family: str) -> Iterator[ClientFlow]:
     """Yield the clients' connections from the lines of the file. Raises KernelError if a line cannot be parsed."""
     address = _reader(family)
 
-    def place(words: List[str], number: int) -> bytes:
+    def place(words: list[str], number: int) -> bytes:
         return packed_place(address(words[number]), int(words[number + 1], 16))
 
-    def of_client(words: List[str]) -> Optional[ClientFlow]:
+    def of_client(words: list[str]) -> Optional[ClientFlow]:
         source, destination = place(words, 1), place(words, 3)
         # A client's affinity has no port.
         return ClientFlow(words[0], source, destination, words[7] not in _OVER) if int(words[2], 16) else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Set, Tuple
+from typing import Iterable, Iterator, NamedTuple, Optional
 
 from ...base.addresses import IPV4, IPV6, UNSPECIFIED, packed, unpacked
 from ...base.errors import KernelError
@@ -51,12 +51,12 @@ IPVS_DEST_ATTR_ACTIVE_CONNS = 7
 IPVS_DEST_ATTR_INACT_CONNS = 8
 IPVS_DEST_ATTR_ADDR_FAMILY = 11
 
-PROTOCOLS: Dict[str, int] = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socket.IPPROTO_SCTP}
+PROTOCOLS: dict[str, int] = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socket.IPPROTO_SCTP}
 _PROTOCOL_NAMES = {number: name for name, number in PROTOCOLS.items()}
-FORWARDING: Dict[str, int] = {"masquerade": 0, "local": 1, "tunnel": 2, "route": 3, "bypass": 4}
+FORWARDING: dict[str, int] = {"masquerade": 0, "local": 1, "tunnel": 2, "route": 3, "bypass": 4}
 _FORWARDING_NAMES = {number: name for name, number in FORWARDING.items()}
 _FORWARDING_IN_PROC = {"Masq": "masquerade", "Local": "local", "Tunnel": "tunnel", "Route": "route", "Bypass": "bypass"}
-TIMEOUTS: Dict[str, int] = {
+TIMEOUTS: dict[str, int] = {
     "tcp": IPVS_CMD_ATTR_TIMEOUT_TCP,
     "tcp_fin": IPVS_CMD_ATTR_TIMEOUT_TCP_FIN,
     "udp": IPVS_CMD_ATTR_TIMEOUT_UDP,
@@ -81,7 +81,7 @@ def _u32(kind: int, value: int) -> bytes:
     return attribute(kind, _U32.pack(value))
 
 
-def _address(text: str) -> Tuple[int, bytes]:
+def _address(text: str) -> tuple[int, bytes]:
     """Return address family and the 16 bytes of ``union nf_inet_addr``. Raises KernelError for invalid text."""
     raw = packed(text)
     if raw is None:
@@ -102,7 +102,7 @@ _HEADERS = struct.Struct("=IHHIIBBH")
 _DEST_HEAD = struct.Struct("=HHHH")
 
 
-def _identity(key: VirtualServerKey) -> Tuple[int, int, bytes, bytes]:
+def _identity(key: VirtualServerKey) -> tuple[int, int, bytes, bytes]:
     family, address = _address(key.address)
     protocol = PROTOCOLS.get(key.protocol)
     if protocol is None:
@@ -122,7 +122,7 @@ class ServiceEncoder:
 
     def __init__(self, family_id: int) -> None:
         self._family_id = family_id
-        self._settings: Dict[Tuple[VirtualServer, bool], bytes] = {}
+        self._settings: dict[tuple[VirtualServer, bool], bytes] = {}
 
     def message(self, command: int, key: VirtualServerKey, value: Optional[VirtualServer] = None) -> bytes:
         """Return a message that names a virtual server and, with ``value``, has its settings. Raises KernelError."""
@@ -172,9 +172,9 @@ class RealServerEncoder:
 
     def __init__(self, family_id: int) -> None:
         self._family_id = family_id
-        self._tails: Dict[Tuple[int, Optional[RealServer]], Tuple[bytes, bytes]] = {}
+        self._tails: dict[tuple[int, Optional[RealServer]], tuple[bytes, bytes]] = {}
 
-    def messages(self, command: int, entries: Iterable[Tuple[RealServerKey, Optional[RealServer]]]) -> Iterator[bytes]:
+    def messages(self, command: int, entries: Iterable[tuple[RealServerKey, Optional[RealServer]]]) -> Iterator[bytes]:
         """Yield a message for each entry; without a value it only names the real server.
 
         Either all entries have a value or none has. Raises KernelError for an invalid entry.
@@ -217,7 +217,7 @@ class RealServerEncoder:
             size, IPVS_CMD_ATTR_DEST | _NESTED, 20, IPVS_DEST_ATTR_ADDR,
         )  # fmt: skip
 
-    def _tail(self, key: RealServerKey, value: Optional[RealServer]) -> Tuple[bytes, bytes]:
+    def _tail(self, key: RealServerKey, value: Optional[RealServer]) -> tuple[bytes, bytes]:
         """Return the part after the address, for IPv4 and for IPv6."""
         tails = self._tails.get((key.port, value))
         if tails is None:
@@ -238,14 +238,14 @@ class RealServerEncoder:
         return _u32(IPVS_DEST_ATTR_FWD_METHOD, method) + _u32(IPVS_DEST_ATTR_WEIGHT, value.weight) + thresholds
 
 
-def service_attributes(payload: memoryview, start: int, end: int) -> Dict[int, memoryview]:
+def service_attributes(payload: memoryview, start: int, end: int) -> dict[int, memoryview]:
     """Return the attributes of the virtual server in a GET_SERVICE answer; none if it has no virtual server."""
     return nested_in(parse_attributes(payload, start + 4, end), IPVS_CMD_ATTR_SERVICE)
 
 
 def decode_service(
-    found: Dict[int, memoryview], marks: bool = False
-) -> Optional[Tuple[VirtualServerKey, VirtualServer]]:
+    found: dict[int, memoryview], marks: bool = False
+) -> Optional[tuple[VirtualServerKey, VirtualServer]]:
     """Return a virtual server from its attributes.
 
     None without attributes, for unsupported protocols, and unless ``marks`` is set for virtual servers that are named
@@ -275,12 +275,12 @@ def decode_service(
     return key, value
 
 
-def encode_timeouts(seconds: Dict[str, int]) -> bytes:
+def encode_timeouts(seconds: dict[str, int]) -> bytes:
     """Return a SET_CONFIG message: timeouts in seconds by name (tcp, tcp_fin, udp); 0 or absent changes nothing."""
     return header(SET_CONFIG) + b"".join(_u32(kind, seconds.get(name, 0)) for name, kind in TIMEOUTS.items())
 
 
-def decode_timeouts(payload: bytes) -> Dict[str, int]:
+def decode_timeouts(payload: bytes) -> dict[str, int]:
     """Return the timeouts of a GET_CONFIG answer, in seconds by name."""
     found = parse_attributes(memoryview(payload), 4, len(payload))
     return {name: _U32.unpack(found[kind])[0] for name, kind in TIMEOUTS.items() if kind in found}
@@ -294,10 +294,10 @@ class RealServerTable(NamedTuple):
     servers.
     """
 
-    servers: Dict[RealServerKey, RealServer]
-    connections: Dict[RealServerKey, int]
-    used: Dict[RealServerKey, int]
-    seen: Set[VirtualServerKey]
+    servers: dict[RealServerKey, RealServer]
+    connections: dict[RealServerKey, int]
+    used: dict[RealServerKey, int]
+    seen: set[VirtualServerKey]
 
     def add(self, key: RealServerKey, value: RealServer, active: int, inactive: int) -> None:
         """Add one real server with its connection counts."""
@@ -313,12 +313,12 @@ def empty_table() -> RealServerTable:
     return RealServerTable({}, {}, {}, set())
 
 
-def dest_attributes(payload: memoryview, start: int, end: int) -> Dict[int, memoryview]:
+def dest_attributes(payload: memoryview, start: int, end: int) -> dict[int, memoryview]:
     """Return the attributes of the real server in a GET_DEST answer; none if it has no real server."""
     return nested_in(parse_attributes(payload, start + 4, end), IPVS_CMD_ATTR_DEST)
 
 
-def real_server_key(found: Dict[int, memoryview], server: VirtualServerKey) -> RealServerKey:
+def real_server_key(found: dict[int, memoryview], server: VirtualServerKey) -> RealServerKey:
     """Return which real server of ``server`` its attributes name."""
     ipv6 = ":" in server.address
     if IPVS_DEST_ATTR_ADDR_FAMILY in found:
@@ -327,7 +327,7 @@ def real_server_key(found: Dict[int, memoryview], server: VirtualServerKey) -> R
     return RealServerKey(server, address, _PORT.unpack(found[IPVS_DEST_ATTR_PORT])[0])
 
 
-def connection_counts(found: Dict[int, memoryview]) -> Tuple[int, int]:
+def connection_counts(found: dict[int, memoryview]) -> tuple[int, int]:
     """Return the connections of a real server that IPVS calls active and inactive, from its attributes."""
     counts = (found.get(kind, bytes(4)) for kind in (IPVS_DEST_ATTR_ACTIVE_CONNS, IPVS_DEST_ATTR_INACT_CONNS))
     active, inactive = (_U32.unpack(count)[0] for count in counts)
@@ -348,9 +348,9 @@ class _AddressText:
     """Converts addresses and ports in the format of /proc/net/ip_vs to canonical text; repeated ones are cached."""
 
     def __init__(self) -> None:
-        self._known: Dict[str, str] = {}
+        self._known: dict[str, str] = {}
 
-    def read(self, text: str) -> Tuple[str, int]:
+    def read(self, text: str) -> tuple[str, int]:
         """Return address and port of ``0A600001:01BB`` or ``[fd00:...:0001]:0050``."""
         address, _colon, port = text.rpartition(":")
         if address not in self._known:

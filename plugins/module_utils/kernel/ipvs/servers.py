@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import Callable, Iterable, Iterator, Mapping, Optional, Sequence, TypeVar
 
 from ...base.addresses import IPV4, family_of
 from ...base.closing import Closing, closed_on_error
@@ -67,19 +67,19 @@ class IpvsSocket(Closing):
             self._check_family([refusal.error])
             raise
 
-    def _dump(self, payload: bytes) -> List[Slice]:
+    def _dump(self, payload: bytes) -> list[Slice]:
         """Return a dump of IPVS. Raises NetlinkRefusal; KernelError, also if ip_vs was unloaded."""
         with self._checked():
             return self.netlink.dump(self.family_id, payload)
 
-    def _request(self, payload: bytes) -> List[Reply]:
+    def _request(self, payload: bytes) -> list[Reply]:
         """Send one request and return its answers. Raises as :meth:`_dump` does."""
         with self._checked():
             return self.netlink.request(self.family_id, payload)
 
     def services(
         self, family: str, marks: bool = False
-    ) -> Iterator[Tuple[VirtualServerKey, VirtualServer, Dict[int, memoryview]]]:
+    ) -> Iterator[tuple[VirtualServerKey, VirtualServer, dict[int, memoryview]]]:
         """Yield all virtual servers of a family with all their attributes.
 
         ``marks``: also those that are named by a firewall mark. Raises KernelError.
@@ -92,19 +92,19 @@ class IpvsSocket(Closing):
             if entry is not None and family_of(entry[0].address) == family:
                 yield (*entry, attributes)
 
-    def real_server_messages(self, server: VirtualServerKey) -> Iterator[Tuple[memoryview, int, int]]:
+    def real_server_messages(self, server: VirtualServerKey) -> Iterator[tuple[memoryview, int, int]]:
         """Yield the encoded real servers of a virtual server: buffer, start and end of the message in it.
 
         A virtual server that does not exist has none. Raises KernelError.
         """
         request = messages.header(messages.GET_DEST) + messages.service_identity(server)
-        dump: List[Slice] = []
+        dump: list[Slice] = []
         with refusals_as(f"real servers of {server} cannot be listed", is_missing):
             dump = self._dump(request)
         for view, _kind, start, end in dump:
             yield view, start, end
 
-    def virtual_servers(self, family: str, marks: bool = False) -> Dict[VirtualServerKey, VirtualServer]:
+    def virtual_servers(self, family: str, marks: bool = False) -> dict[VirtualServerKey, VirtualServer]:
         """Return all virtual servers of a family; with ``marks``, also those of firewall marks. Raises KernelError."""
         return {key: value for key, value, _attributes in self.services(family, marks)}
 
@@ -145,13 +145,13 @@ class IpvsSocket(Closing):
         except OSError as error:
             raise KernelError(f"real servers cannot be listed: {PROC_IPVS}: {error.strerror}") from error
 
-    def timeouts(self) -> Dict[str, int]:
+    def timeouts(self) -> dict[str, int]:
         """Return the timeouts of connections in seconds, by name: tcp, tcp_fin, udp. Raises KernelError."""
         with refusals_as("IPVS timeouts cannot be read"):
             replies = self._request(messages.header(messages.GET_CONFIG))
         return messages.decode_timeouts(replies[0].payload) if replies else {}
 
-    def set_timeouts(self, seconds: Dict[str, int]) -> None:
+    def set_timeouts(self, seconds: dict[str, int]) -> None:
         """Set timeouts by name (tcp, tcp_fin, udp); those absent or 0 are not changed. Raises KernelError."""
         with refusals_as(f"IPVS timeouts cannot be set to {seconds}"):
             self._request(messages.encode_timeouts(seconds))
@@ -186,8 +186,8 @@ def _refusal_text(
 
 
 def _steps(
-    change: Change[Key, Value], commands: Tuple[int, int, int], added: str
-) -> Iterator[Tuple[int, Dict[Key, Optional[Value]], str, Callable[[MessageError], bool]]]:
+    change: Change[Key, Value], commands: tuple[int, int, int], added: str
+) -> Iterator[tuple[int, dict[Key, Optional[Value]], str, Callable[[MessageError], bool]]]:
     """Yield the steps of a change: a command, the entries it is about, the verb for errors, and which are none."""
     new, edit, delete = commands
     yield new, {**change.added}, added, is_existing
@@ -211,7 +211,7 @@ class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
         self.family = family
         self._marks = marks
 
-    def observe(self) -> Dict[VirtualServerKey, VirtualServer]:
+    def observe(self) -> dict[VirtualServerKey, VirtualServer]:
         """See the class. Raises KernelError."""
         return self._socket.virtual_servers(self.family, self._marks)
 
@@ -231,7 +231,7 @@ class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
             self._socket.send(batch, names.__getitem__, verb, fine, hints)
 
     @staticmethod
-    def describe(key: VirtualServerKey, value: VirtualServer) -> List[str]:
+    def describe(key: VirtualServerKey, value: VirtualServer) -> list[str]:
         """Return one line as ``ipvsadm -Sn`` prints it."""
         return [virtual_server_line(key, value)]
 
@@ -249,10 +249,10 @@ class RealServersResource(Resource[RealServerKey, RealServer]):
         self._socket = sock
         self.family = family
         self._marks = marks
-        self.connections: Dict[RealServerKey, int] = {}
-        self.used: Dict[RealServerKey, int] = {}
+        self.connections: dict[RealServerKey, int] = {}
+        self.used: dict[RealServerKey, int] = {}
 
-    def observe(self) -> Dict[RealServerKey, RealServer]:
+    def observe(self) -> dict[RealServerKey, RealServer]:
         """See the class. Raises KernelError."""
         table = self._socket.real_servers(self.family, self._marks)
         self.connections, self.used = table.connections, table.used
@@ -277,7 +277,7 @@ class RealServersResource(Resource[RealServerKey, RealServer]):
         return lambda position: f"real server {list(keys)[position]}"
 
     @staticmethod
-    def describe(key: RealServerKey, value: RealServer) -> List[str]:
+    def describe(key: RealServerKey, value: RealServer) -> list[str]:
         """Return one line as ``ipvsadm -Sn`` prints it."""
         return [real_server_line(key, value)]
 
@@ -289,9 +289,9 @@ class TimeoutsResource(Resource[str, int]):
 
     def __init__(self, sock: IpvsSocket, names: Iterable[str]) -> None:
         self._socket = sock
-        self._names: Tuple[str, ...] = tuple(names)
+        self._names: tuple[str, ...] = tuple(names)
 
-    def observe(self) -> Dict[str, int]:
+    def observe(self) -> dict[str, int]:
         """Return the kernel's value of each named timeout. Raises KernelError."""
         known = self._socket.timeouts() if self._names else {}
         return {name: known[name] for name in self._names if name in known}
@@ -303,6 +303,6 @@ class TimeoutsResource(Resource[str, int]):
             self._socket.set_timeouts(wanted)
 
     @staticmethod
-    def describe(key: str, value: int) -> List[str]:
+    def describe(key: str, value: int) -> list[str]:
         """Return one line such as ``ipvs timeout tcp 900``."""
         return [f"ipvs timeout {key} {value}"]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Dict, Iterable, NamedTuple
+from typing import Iterable, NamedTuple
 
 from ...rendering.ipvs.model import RealServerKey, VirtualServerKey
 from ..netlink.attributes import nested_in
@@ -38,24 +38,24 @@ class RealServerStatistics(NamedTuple):
     inactive: int
 
 
-def _counters(attributes: Dict[int, memoryview], kind: int) -> Statistics:
+def _counters(attributes: dict[int, memoryview], kind: int) -> Statistics:
     found = nested_in(attributes, kind)
     return Statistics(*(_U64.unpack(found[field])[0] if field in found else 0 for field in _FIELDS))
 
 
-def virtual_server_statistics(sock: IpvsSocket, family: str) -> Dict[VirtualServerKey, Statistics]:
+def virtual_server_statistics(sock: IpvsSocket, family: str) -> dict[VirtualServerKey, Statistics]:
     """Return the counters of all virtual servers of a family. Raises KernelError."""
     return {key: _counters(attributes, IPVS_SVC_ATTR_STATS64) for key, _value, attributes in sock.services(family)}
 
 
 def real_server_statistics(
     sock: IpvsSocket, servers: Iterable[VirtualServerKey]
-) -> Dict[RealServerKey, RealServerStatistics]:
+) -> dict[RealServerKey, RealServerStatistics]:
     """Return the counters of the real servers of some virtual servers. Raises KernelError.
 
     A virtual server that was removed meanwhile has none.
     """
-    found: Dict[RealServerKey, RealServerStatistics] = {}
+    found: dict[RealServerKey, RealServerStatistics] = {}
     for server in servers:
         for view, start, end in sock.real_server_messages(server):
             parts = messages.dest_attributes(view, start, end)

@@ -10,12 +10,12 @@ Functions take ``root``, the directory under which these directories are found.
 from __future__ import annotations
 
 import os
-from typing import Collection, Dict, Sequence, Tuple
+from typing import Collection, Sequence
 
 SUFFIX = ".conf"
 
 
-def _places(name: str) -> Tuple[str, ...]:
+def _places(name: str) -> tuple[str, ...]:
     return tuple(f"{parent}/{name}" for parent in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib"))
 
 
@@ -32,12 +32,12 @@ def unread_name(path: str) -> str:
     return "its name begins with a dot" if name.startswith(".") else ""
 
 
-def files_read(directories: Sequence[str], root: str = "", assumed: Collection[str] = ()) -> Dict[str, str]:
+def files_read(directories: Sequence[str], root: str = "", assumed: Collection[str] = ()) -> dict[str, str]:
     """Return the path of each file that is read, by its name.
 
     ``assumed``: files (path without ``root``) to be treated as existing.
     """
-    chosen: Dict[str, str] = {}
+    chosen: dict[str, str] = {}
     for directory in directories:
         try:
             found = os.listdir(f"{root}{directory}")

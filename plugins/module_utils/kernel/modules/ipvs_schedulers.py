@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, FrozenSet
+from typing import AbstractSet
 
 from ..built_in import answers
 from ..facts import kernel_release
@@ -13,7 +13,7 @@ from .module_profile import scheduler_module
 from .modules import available_modules, present_modules
 
 
-def usable_schedulers(names: AbstractSet[str], load: bool, root: str = "") -> FrozenSet[str]:
+def usable_schedulers(names: AbstractSet[str], load: bool, root: str = "") -> frozenset[str]:
     """Return those schedulers that the kernel has, or whose module is installed.
 
     ``load``: have the kernel load installed modules, and return only schedulers that it then has; IPVS must be loaded.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Set
+from typing import Any, Callable, Collection, Iterable, Mapping, NamedTuple
 
 from ...base.errors import ConfigurationError, KernelError, os_errors
 from ...base.whole_files import MANAGED_LINE
@@ -31,7 +31,7 @@ class ParameterKey(NamedTuple):
         return f"{self.module}.{self.name}"
 
 
-Parameters = Dict[ParameterKey, str]
+Parameters = dict[ParameterKey, str]
 
 
 def parse_parameters(given: Mapping[str, Any]) -> Parameters:
@@ -57,7 +57,7 @@ def parse_parameters(given: Mapping[str, Any]) -> Parameters:
     return found
 
 
-def arguments_of(module: str, parameters: Mapping[ParameterKey, str]) -> List[str]:
+def arguments_of(module: str, parameters: Mapping[ParameterKey, str]) -> list[str]:
     """Return the arguments that modprobe takes for a module: ``name=value``."""
     return [f"{key.name}={value}" for key, value in parameters.items() if key.module == module]
 
@@ -97,7 +97,7 @@ def boot_parameters(root: str = "") -> Parameters:
     return found
 
 
-def shown_parameters(module: str, root: str = "") -> Dict[str, str]:
+def shown_parameters(module: str, root: str = "") -> dict[str, str]:
     """Return the values of a module's parameters that the kernel shows to this process, by name."""
     directory = f"{root}/sys/module/{module}/parameters"
     try:
@@ -132,7 +132,7 @@ class ModuleParametersResource(Resource[ParameterKey, str]):
         modules = set(present)
         self._declared = declared
         #: After ``observe``: those that the module has and the kernel does not show.
-        self.unseen: Set[ParameterKey] = set()
+        self.unseen: set[ParameterKey] = set()
         self.wanted = {key: value for key, value in parameters.items() if key.module in modules}
         self.built_in = frozenset(built_in)
         self.root = root
@@ -168,7 +168,7 @@ class ModuleParametersResource(Resource[ParameterKey, str]):
                 found[key] = wanted if same(text, wanted) else text.strip()
         return found
 
-    def unchangeable(self, change: Change[ParameterKey, str]) -> Dict[ParameterKey, str]:
+    def unchangeable(self, change: Change[ParameterKey, str]) -> dict[ParameterKey, str]:
         """Return the parameters of a change that cannot be set while their module is in the kernel, with the reason."""
         reasons = {}
         for key, wanted in change.new_values().items():
@@ -183,7 +183,7 @@ class ModuleParametersResource(Resource[ParameterKey, str]):
                 reasons[key] = f"is {change.replaced[key][0]}, wanted {wanted}: {when}"
         return reasons
 
-    def lost_at_boot(self) -> Dict[ParameterKey, str]:
+    def lost_at_boot(self) -> dict[ParameterKey, str]:
         """Return the parameters of built-in modules that a boot does not set to the wanted value, with the reason.
 
         Files of modprobe.d are for modules that are loaded.
@@ -209,6 +209,6 @@ class ModuleParametersResource(Resource[ParameterKey, str]):
                 # To accept another value would mean to change it in every run.
                 raise KernelError(f"parameter {key}: wanted {new}, but the kernel made it {made}")
 
-    def describe(self, key: ParameterKey, value: str) -> List[str]:
+    def describe(self, key: ParameterKey, value: str) -> list[str]:
         """Return one line, as on the kernel's command line."""
         return [f"{key}={value}"]

@@ -9,7 +9,7 @@ A scheduler of IPVS is a module as well.
 from __future__ import annotations
 
 import re
-from typing import Iterable, List, Mapping, Tuple
+from typing import Iterable, Mapping
 
 from ...base.errors import ConfigurationError
 from ...base.ipvs_schedulers import SCHEDULERS
@@ -18,7 +18,7 @@ _SCHEDULER = re.compile(r"[a-z0-9][a-z0-9_]{0,14}\Z")
 
 # The modules that must be loaded before the first rule refers to them; the kernel itself loads match and target
 # extensions when a rule that names them is added.
-_MODULES: Mapping[str, Tuple[str, ...]] = {
+_MODULES: Mapping[str, tuple[str, ...]] = {
     "iptables": ("nf_conntrack",),
     # Unloaded in reverse: ip_vs uses nf_conntrack.
     "ipvs": (
@@ -40,7 +40,7 @@ _MODULES: Mapping[str, Tuple[str, ...]] = {
     "none": ("nf_tables", "nf_conntrack"),
 }
 # Instead of the above, for the filter backends of ipvs mode that are not made of ipsets and iptables.
-_MODULES_OF_FILTER_BACKEND: Mapping[str, Tuple[str, ...]] = {
+_MODULES_OF_FILTER_BACKEND: Mapping[str, tuple[str, ...]] = {
     "nftables": ("nf_conntrack", "ip_vs", "dummy", "nf_tables", "nft_chain_nat")
 }
 
@@ -59,10 +59,10 @@ def scheduler_module(scheduler: str) -> str:
 def modules_for(
     mode: str,
     schedulers: Iterable[str] = (),
-    release: Tuple[int, int, int] = (6, 1, 0),
+    release: tuple[int, int, int] = (6, 1, 0),
     bridge_netfilter: bool = False,
     filter_backend: str = "",
-) -> List[str]:
+) -> list[str]:
     """Return the modules to load before a mode is programmed, in loading order, without duplicates.
 
     ``mode``: iptables, ipvs, nftables, userspace, or none for network policies only. ``schedulers``: in mode ipvs those
@@ -73,7 +73,7 @@ def modules_for(
     """
     if mode not in _MODULES:
         raise ConfigurationError(f"mode {mode!r}: not one of {', '.join(_MODULES)}")
-    names: List[str] = []
+    names: list[str] = []
     for name in _MODULES_OF_FILTER_BACKEND.get(filter_backend, _MODULES[mode]):
         names.append(name)
         if name == "ip_vs":

@@ -13,7 +13,7 @@ import gzip
 import os
 import re
 from types import MappingProxyType
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from ...base.errors import ConfigurationError, KernelError
 from ...base.ipvs_schedulers import SCHEDULERS
@@ -74,12 +74,12 @@ class _Use(NamedTuple):
     """The number of users of a loaded module, and those that are modules or the mark of a permanent module."""
 
     users: int
-    modules: Tuple[str, ...]
+    modules: tuple[str, ...]
 
 
-def _uses(root: str) -> Dict[str, _Use]:
+def _uses(root: str) -> dict[str, _Use]:
     """Return the users of each loaded module, from /proc/modules; empty on a kernel without modules."""
-    found: Dict[str, _Use] = {}
+    found: dict[str, _Use] = {}
     for line in (facts.read_text(f"{root}/proc/modules") or "").splitlines():
         fields = line.split()
         if len(fields) >= 5 and fields[4] == "Live":
@@ -88,15 +88,15 @@ def _uses(root: str) -> Dict[str, _Use]:
     return found
 
 
-def loaded_modules(root: str = "") -> Dict[str, int]:
+def loaded_modules(root: str = "") -> dict[str, int]:
     """Return loaded modules and the number of users of each; empty on a kernel without modules."""
     return {name: use.users for name, use in _uses(root).items()}
 
 
-def _users_first(names: Iterable[str], uses: Mapping[str, _Use]) -> List[str]:
+def _users_first(names: Iterable[str], uses: Mapping[str, _Use]) -> list[str]:
     """Return modules in an order in which they can be unloaded: each one after those among them that use it."""
     wanted = list(names)
-    order: Dict[str, None] = {}
+    order: dict[str, None] = {}
 
     def add(name: str) -> None:
         for user in uses[name].modules if name in uses else ():
@@ -110,7 +110,7 @@ def _users_first(names: Iterable[str], uses: Mapping[str, _Use]) -> List[str]:
     return list(order)
 
 
-def _module_names(text: str) -> Set[str]:
+def _module_names(text: str) -> set[str]:
     names = set()
     for line in text.splitlines():
         base = os.path.basename(line.partition(":")[0].strip())
@@ -119,12 +119,12 @@ def _module_names(text: str) -> Set[str]:
     return names
 
 
-def available_modules(release: str, root: str = "") -> Set[str]:
+def available_modules(release: str, root: str = "") -> set[str]:
     """Return modules installed for a kernel release (modules.dep), loaded or not; empty if the index is missing."""
     return _module_names(facts.read_text(f"{root}/lib/modules/{release}/modules.dep") or "")
 
 
-def _built_in_by_configuration(names: Iterable[str], release: str, root: str) -> Set[str]:
+def _built_in_by_configuration(names: Iterable[str], release: str, root: str) -> set[str]:
     options = {_OPTIONS[name]: name for name in names if name in _OPTIONS}
     if not options:
         return set()
@@ -140,7 +140,7 @@ def _built_in_by_configuration(names: Iterable[str], release: str, root: str) ->
     return {name for option, name in options.items() if f"\n{option}=y\n" in lines}
 
 
-def present_modules(names: Iterable[str], release: str, root: str = "") -> Set[str]:
+def present_modules(names: Iterable[str], release: str, root: str = "") -> set[str]:
     """Return the ``names`` whose code is in the running kernel: loaded or built in.
 
     Sources are /proc/modules, the list of built-in modules of the release, /sys/module, files that some modules
@@ -165,13 +165,13 @@ def present_modules(names: Iterable[str], release: str, root: str = "") -> Set[s
     return present
 
 
-def built_in_modules(names: Iterable[str], release: str, root: str = "") -> Set[str]:
+def built_in_modules(names: Iterable[str], release: str, root: str = "") -> set[str]:
     """Return the ``names`` whose code is a part of the running kernel itself, which is never loaded."""
     loaded = {line.partition(" ")[0] for line in (facts.read_text(f"{root}/proc/modules") or "").splitlines()}
     return present_modules(names, release, root) - loaded
 
 
-def _reported_by_kernel(names: Set[str], release: str) -> Set[str]:
+def _reported_by_kernel(names: set[str], release: str) -> set[str]:
     if not names:
         return set()
     # Imported late: seldom needed.
@@ -221,7 +221,7 @@ def remedy(name: str, release: str, root: str = "") -> str:
     return f"install the package that has the remaining modules of kernel {release}"
 
 
-def _dependencies(name: str, release: str, root: str) -> Set[str]:
+def _dependencies(name: str, release: str, root: str) -> set[str]:
     """Return a module and those that it depends on, which modprobe loads before it."""
     for line in (facts.read_text(f"{root}/lib/modules/{release}/modules.dep") or "").splitlines():
         if _module_names(line) == {name}:
@@ -229,7 +229,7 @@ def _dependencies(name: str, release: str, root: str) -> Set[str]:
     return {name}
 
 
-def install_rule(name: str, release: str, root: str = "") -> Tuple[str, str]:
+def install_rule(name: str, release: str, root: str = "") -> tuple[str, str]:
     """Return the command that modprobe runs instead of loading a module, or one it depends on, and a clause about it.
 
     Both are empty if there is none.
@@ -247,7 +247,7 @@ def install_rule(name: str, release: str, root: str = "") -> Tuple[str, str]:
 # -- change ------------------------------------------------------------------------------------------------------------
 
 
-def _kmod(program: str, arguments: Sequence[str]) -> Tuple[int, str]:
+def _kmod(program: str, arguments: Sequence[str]) -> tuple[int, str]:
     """Run a program of kmod; return its exit status and last line of output. Raises KernelError if it cannot be run."""
     path = find_program(program)
     if not path:
@@ -257,18 +257,18 @@ def _kmod(program: str, arguments: Sequence[str]) -> Tuple[int, str]:
     return done.status, lines[-1].strip() if lines else f"{program} ended with status {done.status}"
 
 
-def declared_parameters(name: str) -> Set[str]:
+def declared_parameters(name: str) -> set[str]:
     """Return the parameters that a module's file declares, some of which the kernel does not show; empty if unknown."""
     program = find_program("modinfo")
     done = run([program, "-F", "parm", name], timeout=_KMOD_TIMEOUT_SECONDS) if program else None
     return {line.partition(":")[0] for line in done.output.splitlines()} if done and done.status == 0 else set()
 
 
-def _modprobe(arguments: Sequence[str]) -> Tuple[int, str]:
+def _modprobe(arguments: Sequence[str]) -> tuple[int, str]:
     return _kmod("modprobe", arguments)
 
 
-def _rmmod(name: str) -> Tuple[int, str]:
+def _rmmod(name: str) -> tuple[int, str]:
     """Unload one module. ``modprobe -r`` would also unload modules that it used and that nothing else uses."""
     return _kmod("rmmod", ["--", name])
 
@@ -297,11 +297,11 @@ class ModulesResource(Resource[str, str]):
         self.root = root
         self.parameters = parameters
 
-    def desired(self) -> Dict[str, str]:
+    def desired(self) -> dict[str, str]:
         """Return the table in which every named module is loaded."""
         return dict.fromkeys(self.names, LOADED)
 
-    def observe(self) -> Dict[str, str]:
+    def observe(self) -> dict[str, str]:
         """Return the named modules that are present, without built-in ones among ``unload``: they cannot be removed.
 
         Those of ``unload`` come in an order in which they can be removed.
@@ -313,7 +313,7 @@ class ModulesResource(Resource[str, str]):
         shown += _users_first(removable, uses)
         return dict.fromkeys(shown, LOADED)
 
-    def unavailable(self, names: Iterable[str]) -> Dict[str, str]:
+    def unavailable(self, names: Iterable[str]) -> dict[str, str]:
         """Return the ``names`` that are neither present nor installed for the running kernel, with a remedy.
 
         This only reads, for preflight and check mode.
@@ -330,11 +330,11 @@ class ModulesResource(Resource[str, str]):
                 reasons[name] = f"must not be loaded here: {rule}"
         return reasons
 
-    def in_use(self, names: Iterable[str]) -> Dict[str, str]:
+    def in_use(self, names: Iterable[str]) -> dict[str, str]:
         """Return the ``names`` that cannot be unloaded together, each with its users besides those; only read."""
         leaving = list(names)
         uses = _uses(self.root)
-        reasons: Dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for name in leaving:
             use = uses.get(name, _Use(0, ()))
             if _PERMANENT in use.modules:
@@ -388,7 +388,7 @@ class ModulesResource(Resource[str, str]):
             words += " (inside a container: load the module on the host)"
         return KernelError(f"kernel module {name}: cannot be loaded into kernel {self.release}: {words}")
 
-    def describe(self, key: str, value: str) -> List[str]:
+    def describe(self, key: str, value: str) -> list[str]:
         """Return one line, as in a modules-load.d file."""
         return [key]
 

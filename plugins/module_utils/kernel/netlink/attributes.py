@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Dict, Iterator, Mapping, Tuple
+from typing import Iterator, Mapping
 
 NLA_F_NESTED = 0x8000
 NLA_F_NET_BYTEORDER = 0x4000
@@ -43,9 +43,9 @@ def number_in(found: Mapping[int, memoryview], kind: int, default: int = 0) -> i
     return int.from_bytes(found[kind], "big") if kind in found else default
 
 
-def parse_attributes(buffer: memoryview, start: int, end: int) -> Dict[int, memoryview]:
+def parse_attributes(buffer: memoryview, start: int, end: int) -> dict[int, memoryview]:
     """Return the attributes between two offsets by type (flag bits removed); of repeated ones the last wins."""
-    found: Dict[int, memoryview] = {}
+    found: dict[int, memoryview] = {}
     unpack = _ATTRIBUTE.unpack_from
     while start + 4 <= end:
         size, kind = unpack(buffer, start)
@@ -56,13 +56,13 @@ def parse_attributes(buffer: memoryview, start: int, end: int) -> Dict[int, memo
     return found
 
 
-def nested_in(found: Mapping[int, memoryview], kind: int) -> Dict[int, memoryview]:
+def nested_in(found: Mapping[int, memoryview], kind: int) -> dict[int, memoryview]:
     """Return the attributes in one of these attributes, by type; none without it."""
     raw = found.get(kind, memoryview(b""))
     return parse_attributes(raw, 0, len(raw))
 
 
-def each_attribute(buffer: memoryview, start: int, end: int) -> Iterator[Tuple[int, memoryview]]:
+def each_attribute(buffer: memoryview, start: int, end: int) -> Iterator[tuple[int, memoryview]]:
     """Yield the attributes between two offsets in order, as pairs of type (flag bits removed) and payload."""
     while start + 4 <= end:
         size, kind = _ATTRIBUTE.unpack_from(buffer, start)

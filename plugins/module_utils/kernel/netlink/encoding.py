@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from typing import List, Sequence, Tuple
+from typing import Sequence
 
 from .protocol import HEADER, NLM_F_ACK, NLM_F_REQUEST, Message
 
@@ -22,15 +22,15 @@ _PADDING = (b"", b"\x00\x00\x00", b"\x00\x00", b"\x00")
 
 def encode_sends(
     messages: Sequence[Message], first: int, *, origin: int, most_bytes: int, most_messages: int, acknowledge: bool
-) -> List[Tuple[bytes, int, int]]:
+) -> list[tuple[bytes, int, int]]:
     """Encode messages as triples (bytes, first sequence number, last sequence number), one per send.
 
     ``first`` is the sequence number of the first message; the others count up from it. ``most_bytes`` and
     ``most_messages`` limit one send.
     """
-    sends: List[Tuple[bytes, int, int]] = []
+    sends: list[tuple[bytes, int, int]] = []
     pack = HEADER.pack
-    parts: List[bytes] = []
+    parts: list[bytes] = []
     append = parts.append
     size = 0
     sequence = started = first

@@ -9,7 +9,7 @@ A family has a number while its module is loaded; loaded again, it has another o
 from __future__ import annotations
 
 import struct
-from typing import List, Optional
+from typing import Optional
 
 from ...base.errors import KernelError
 from .attributes import attribute, attribute_text, parse_attributes, text_attribute
@@ -26,7 +26,7 @@ _NUMBER = struct.Struct("=H")
 
 def _answer(sock: NetlinkSocket, question: bytes, name: str, wanted: int) -> Optional[memoryview]:
     """Return an attribute of the kernel's answer to a question about a family; None if there is no such family."""
-    replies: List[Reply] = []
+    replies: list[Reply] = []
     with refusals_as(f"generic netlink family {name}", is_missing):
         replies = sock.request(_GENL_ID_CTRL, _HEADER + question)
     found = (parse_attributes(memoryview(reply.payload), 4, len(reply.payload)) for reply in replies)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import Iterator, List, NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 from ...base.closing import Closing, closed_on_error
 from ...base.errors import KernelError, os_errors
@@ -87,7 +87,7 @@ class NetlinkListener(Closing):
             yield from _messages(memoryview(self._buffer)[:size])
 
 
-def _without(ports: Sequence[int]) -> List[Instruction]:
+def _without(ports: Sequence[int]) -> list[Instruction]:
     """Return a program that accepts messages unless one of these ports has caused the first one."""
     # A program loads numbers in network order, but netlink has them in the order of the host.
     jumps = [(JUMP_EQUAL, len(ports) - index, 0, socket.htonl(port)) for index, port in enumerate(ports)]

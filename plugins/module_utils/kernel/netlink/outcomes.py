@@ -12,7 +12,7 @@ import contextlib
 import errno
 import os
 import struct
-from typing import Callable, Iterator, List, NamedTuple
+from typing import Callable, Iterator, NamedTuple
 
 from ...base.errors import KernelError
 from .attributes import attribute_text, parse_attributes
@@ -96,8 +96,8 @@ class Reply(NamedTuple):
 class Outcome(NamedTuple):
     """The result of a transaction: refused messages in their order, and answers other than acknowledgements."""
 
-    errors: List[MessageError]
-    replies: List[Reply]
+    errors: list[MessageError]
+    replies: list[Reply]
 
 
 def errno_text(number: int) -> str:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import struct
-from typing import Tuple
 
 NETLINK_ROUTE = 0
 NETLINK_NETFILTER = 12
@@ -34,6 +33,6 @@ NETLINK_GET_STRICT_CHK = 12
 HEADER = struct.Struct("=IHHII")
 
 #: A message: type, flags, and what follows the header.
-Message = Tuple[int, int, bytes]
+Message = tuple[int, int, bytes]
 #: A message in a buffer: the buffer, the message's type, start and end of what follows the header.
-Slice = Tuple[memoryview, int, int, int]
+Slice = tuple[memoryview, int, int, int]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from typing import List, Sequence, Tuple
+from typing import Sequence
 
 from ...base.closing import closed_on_error
 from ...base.errors import KernelError, os_errors
@@ -40,14 +40,14 @@ def _as_loaded(value: int, size: int) -> int:
     return int.from_bytes(struct.pack("=H" if size == 2 else "=I", value), "big")
 
 
-def changes_filter(ipvs_family: int, own_ports: Sequence[int]) -> List[Instruction]:
+def changes_filter(ipvs_family: int, own_ports: Sequence[int]) -> list[Instruction]:
     """Return a classic BPF program that passes requests to IPVS or ipset, except those from ``own_ports``.
 
     Only requests that change something pass. ``ipvs_family``: number of the generic netlink family IPVS. Each
     instruction: code, jumps if true and false, value.
     """
     # Jumps are written as labels here and resolved below.
-    lines: List[Tuple[int, str, str, int]] = [
+    lines: list[tuple[int, str, str, int]] = [
         (LOAD_HALF, "", "", _FLAGS_AT),
         (JUMP_BITS, "", "drop", _as_loaded(NLM_F_REQUEST, 2)),
         (LOAD_WORD, "", "", _PORT_AT),

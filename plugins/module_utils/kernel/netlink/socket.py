@@ -27,7 +27,7 @@ import errno
 import socket
 import struct
 from itertools import islice
-from typing import Iterable, Iterator, List, Sequence, Tuple, Union
+from typing import Iterable, Iterator, Sequence, Union
 
 from ...base.closing import Closing, closed_on_error
 from ...base.errors import KernelError, os_errors
@@ -140,7 +140,7 @@ class NetlinkSocket(Closing):
 
     def encode(
         self, messages: Sequence[nl.Message], first: int, acknowledge: bool = True, single_send: bool = False
-    ) -> List[Tuple[bytes, int, int]]:
+    ) -> list[tuple[bytes, int, int]]:
         """Encode messages as triples (bytes, first sequence number, last sequence number), one per send.
 
         ``first`` is the sequence number of the first message; the others count up from it.
@@ -169,7 +169,7 @@ class NetlinkSocket(Closing):
             self.exchange(data, first, last, outcome, acknowledge)
         return outcome
 
-    def chunks(self, messages: Iterable[bytes]) -> Iterator[List[bytes]]:
+    def chunks(self, messages: Iterable[bytes]) -> Iterator[list[bytes]]:
         """Yield lists of whole messages that make one send each, small enough that memory is reused."""
         iterator = iter(messages)
         chunk = list(islice(iterator, 1))
@@ -269,7 +269,7 @@ class NetlinkSocket(Closing):
             offset += (length + 3) & ~3
         return done
 
-    def request(self, kind: int, payload: bytes, flags: int = 0) -> List[Reply]:
+    def request(self, kind: int, payload: bytes, flags: int = 0) -> list[Reply]:
         """Send one message and return its answers. Raises NetlinkRefusal if the kernel refuses it."""
         outcome = self.transact([(kind, flags, payload)])
         if outcome.errors:
@@ -323,13 +323,13 @@ class NetlinkSocket(Closing):
                     return
                 offset += max(16, (length + 3) & ~3)
 
-    def dump(self, kind: int, payload: bytes) -> List[nl.Slice]:
+    def dump(self, kind: int, payload: bytes) -> list[nl.Slice]:
         """Return a whole, consistent dump: like :meth:`dump_stream`, but each message can be kept.
 
         A dump that was interrupted by a change is repeated, several times. Raises NetlinkRefusal, KernelError.
         """
         for _attempt in range(_DUMP_ATTEMPTS):
-            found: List[nl.Slice] = []
+            found: list[nl.Slice] = []
             try:
                 for view, answer, start, end in self.dump_stream(kind, payload):
                     found.append((memoryview(bytes(view[start:end])), answer, 0, end - start))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, TypeVar, Union
+from typing import Any, Callable, Iterable, Iterator, Optional, TypeVar, Union
 
 from ...rendering.nftables import objects as nft
 from ...rendering.nftables.expressions import Nat
@@ -39,7 +39,7 @@ def elements_in(view: memoryview, start: int, end: int) -> memoryview:
     return found.get(uapi.NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
 
 
-def verdict_text(found: Dict[int, memoryview]) -> str:
+def verdict_text(found: dict[int, memoryview]) -> str:
     """Return ``drop``, ``goto CHAIN`` and so on, from the attributes of NFTA_DATA_VERDICT."""
     code = struct.unpack(">i", found[uapi.NFTA_VERDICT_CODE])[0]
     word = messages.VERDICT_NAMES.get(code, f"verdict {code}")
@@ -69,7 +69,7 @@ def parse_expression(raw: memoryview) -> nft.Expression:
     name = attribute_text(outer[uapi.NFTA_EXPR_NAME])
     inner = outer.get(uapi.NFTA_EXPR_DATA, memoryview(b""))
     schema = SCHEMA.get(name, {})
-    values: Dict[int, Any] = {}
+    values: dict[int, Any] = {}
     for number, part in each_attribute(inner, 0, len(inner)):
         if (name, number) in IGNORED:
             continue
@@ -83,7 +83,7 @@ def parse_expression(raw: memoryview) -> nft.Expression:
     return nft.Expression(name, tuple(sorted(values.items())))
 
 
-def _normalise_nat(values: Dict[int, Any]) -> None:
+def _normalise_nat(values: dict[int, Any]) -> None:
     """Remove the upper end of a range of one, and the flags 1 and 2, which only repeat what the registers imply."""
     for lower, upper in _NAT_RANGES:
         if values.get(upper) == values.get(lower):
@@ -93,9 +93,9 @@ def _normalise_nat(values: Dict[int, Any]) -> None:
         del values[Nat.FLAGS]
 
 
-def type_names(number: int) -> Tuple[str, ...]:
+def type_names(number: int) -> tuple[str, ...]:
     """Return the parts of a concatenated type; a part without a name here is ``type-N``."""
-    names: List[str] = []
+    names: list[str] = []
     while number:
         part = number & 0x3F
         names.append(nft.DATA_TYPE_NAMES.get(part, f"type-{part}"))
@@ -103,7 +103,7 @@ def type_names(number: int) -> Tuple[str, ...]:
     return tuple(reversed(names))
 
 
-def parse_set(found: Dict[int, memoryview]) -> nft.SetValue:
+def parse_set(found: dict[int, memoryview]) -> nft.SetValue:
     """Parse the definition of a set."""
     flags = number_in(found, uapi.NFTA_SET_FLAGS)
     data: Any = None
@@ -128,7 +128,7 @@ def parse_set(found: Dict[int, memoryview]) -> nft.SetValue:
     )
 
 
-def parse_hook(found: Dict[int, memoryview]) -> Optional[nft.BaseHook]:
+def parse_hook(found: dict[int, memoryview]) -> Optional[nft.BaseHook]:
     """Return the hook of a chain, or None."""
     hook = nested_in(found, uapi.NFTA_CHAIN_HOOK)
     if not hook:
@@ -140,7 +140,7 @@ def parse_hook(found: Dict[int, memoryview]) -> Optional[nft.BaseHook]:
     return nft.BaseHook(attribute_text(found[uapi.NFTA_CHAIN_TYPE]), name, priority, policy)
 
 
-def _element_layout(nest: Encoded) -> Optional[Tuple[str, bool]]:
+def _element_layout(nest: Encoded) -> Optional[tuple[str, bool]]:
     """Return the layout of the first of some encoded elements, for ``struct``, and whether it has data.
 
     Headers and values take turns in it. None for an element with other attributes than key, data and counter.
@@ -173,7 +173,7 @@ def _element_layout(nest: Encoded) -> Optional[Tuple[str, bool]]:
     return None if size % 4 or key_size % 4 or len(nest) % size else (layout, with_data)
 
 
-def _uniform_elements(nest: Encoded) -> Optional[Dict[bytes, Any]]:
+def _uniform_elements(nest: Encoded) -> Optional[dict[bytes, Any]]:
     """Return what :func:`parse_elements` does for elements with keys of one size and data of one size, else None.
 
     Most sets are uniform and may have tens of thousands of elements, which few calls decode together.
@@ -188,10 +188,10 @@ def _uniform_elements(nest: Encoded) -> Optional[Dict[bytes, Any]]:
     return dict(zip(columns[1], columns[3])) if with_data else dict.fromkeys(columns[1], True)
 
 
-def parse_elements(nests: Iterable[Encoded]) -> Dict[bytes, Any]:
+def parse_elements(nests: Iterable[Encoded]) -> dict[bytes, Any]:
     """Return the elements of a set from NFTA_SET_ELEM_LIST_ELEMENTS attributes: key to True, verdict or data."""
-    found: Dict[bytes, Any] = {}
-    parsed: Dict[bytes, Any] = {}
+    found: dict[bytes, Any] = {}
+    parsed: dict[bytes, Any] = {}
     for nest in nests:
         uniform = _uniform_elements(nest)
         if uniform is not None:
@@ -212,8 +212,8 @@ def parse_elements(nests: Iterable[Encoded]) -> Dict[bytes, Any]:
 
 
 def added_up(
-    dump: Callable[[], Dict[Element, Data]], count: Optional[int], uncounted: Optional[Element] = None
-) -> Dict[Element, Data]:
+    dump: Callable[[], dict[Element, Data]], count: Optional[int], uncounted: Optional[Element] = None
+) -> dict[Element, Data]:
     """Return all elements of a set, in the order received. ``count``: their number, if the kernel reports it.
 
     ``uncounted``: the element that the kernel does not count, if the set has it.
@@ -235,7 +235,7 @@ def added_up(
     return found
 
 
-def _joined(bounds: List[Tuple[bytes, bool, Any]]) -> Iterator[Tuple[bytes, Any]]:
+def _joined(bounds: list[tuple[bytes, bool, Any]]) -> Iterator[tuple[bytes, Any]]:
     """Yield ranges from the elements where they begin and end: (key, whether it begins there, data)."""
     # At the same key, a range ends before the next one begins.
     ordered = sorted(bounds, key=lambda bound: bound[:2])
@@ -247,13 +247,13 @@ def _joined(bounds: List[Tuple[bytes, bool, Any]]) -> Iterator[Tuple[bytes, Any]
             yield key + last, data
 
 
-def ranges(elements: Iterable[memoryview], concatenated: bool) -> Dict[bytes, Any]:
+def ranges(elements: Iterable[memoryview], concatenated: bool) -> dict[bytes, Any]:
     """Return the ranges in encoded elements: first and last key, joined, to True, verdict or data.
 
     ``concatenated``: the key has several fields; if it has one, a range is two elements, its beginning and its end.
     """
-    found: Dict[bytes, Any] = {}
-    bounds: List[Tuple[bytes, bool, Any]] = []
+    found: dict[bytes, Any] = {}
+    bounds: list[tuple[bytes, bool, Any]] = []
     for raw in elements:
         parts = parse_attributes(raw, 0, len(raw))
         key = parse_data(parts[uapi.NFTA_SET_ELEM_KEY]) if uapi.NFTA_SET_ELEM_KEY in parts else messages.CATCH_ALL

@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Dict, Tuple
-
 from ...rendering.nftables import expressions as x
 
 
-def _u32(attributes: Tuple[int, ...]) -> Dict[int, str]:
+def _u32(attributes: tuple[int, ...]) -> dict[int, str]:
     return dict.fromkeys(attributes, "u32")
 
 
 #: The encoding of each attribute that matters; attributes whose value is 0 when absent are in OPTIONAL.
-SCHEMA: Dict[str, Dict[int, str]] = {
+SCHEMA: dict[str, dict[int, str]] = {
     "payload": _u32((x.Payload.DREG, x.Payload.BASE, x.Payload.OFFSET, x.Payload.LEN)),
     "meta": _u32((x.Meta.DREG, x.Meta.KEY, x.Meta.SREG)),
     "ct": {x.Ct.DIRECTION: "u8", **_u32((x.Ct.DREG, x.Ct.KEY, x.Ct.SREG))},

@@ -8,7 +8,7 @@ A batch of messages without its end is validated like any other and then discard
 
 from __future__ import annotations
 
-from typing import Iterable, List
+from typing import Iterable
 
 from ...rendering.nftables import expressions as x
 from ...rendering.nftables.objects import BaseHook, TableIdentity
@@ -38,7 +38,7 @@ def answers() -> bool:
     return True
 
 
-def refusals(messages: Iterable[Message]) -> List[MessageError]:
+def refusals(messages: Iterable[Message]) -> list[MessageError]:
     """Have the kernel validate messages without applying them, and return its refusals; position 0 is the batch."""
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         return sock.transact([BATCH_BEGIN, *messages], single_send=True, acknowledge=False).errors

@@ -10,7 +10,7 @@ What the data path does to sets (session affinity) and counters does not increme
 from __future__ import annotations
 
 import hashlib
-from typing import Iterable, List, NamedTuple
+from typing import Iterable, NamedTuple
 
 from ...base.errors import KernelError
 from ..netlink.attributes import parse_attributes
@@ -35,7 +35,7 @@ def read_generation() -> Generation:
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         for _attempt in range(3):
             before = _number(sock)
-            rows: List[bytes] = []
+            rows: list[bytes] = []
             for view, _kind, start, end in sock.dump(GET_TABLE, GENMSG):
                 rows.append(bytes(view[start : start + _HEAD_COMPARED]) + bytes(view[start + GENMSG_BYTES : end]))
             if _number(sock) == before:

@@ -9,7 +9,7 @@ remove it, and iptables-save does not show it. Source: linux/netfilter/nf_tables
 
 from __future__ import annotations
 
-from typing import Collection, Dict, Iterator, List, NamedTuple, Optional, Set
+from typing import Collection, Iterator, NamedTuple, Optional
 
 from ...base.errors import KernelError
 from ...rendering.nftables.objects import TABLE_DORMANT, TableIdentity
@@ -48,7 +48,7 @@ class NftChain(NamedTuple):
     policy: Optional[int]
 
 
-def dumped(sock: NetlinkSocket, kind: int, payload: bytes) -> List[Slice]:
+def dumped(sock: NetlinkSocket, kind: int, payload: bytes) -> list[Slice]:
     """Return a dump of objects of a table; nothing if the table, or nf_tables itself, does not exist."""
     try:
         return sock.dump(kind, payload)
@@ -58,14 +58,14 @@ def dumped(sock: NetlinkSocket, kind: int, payload: bytes) -> List[Slice]:
         raise
 
 
-def _dump(sock: NetlinkSocket, kind: int, family: str, what: str) -> Iterator[Dict[int, memoryview]]:
+def _dump(sock: NetlinkSocket, kind: int, family: str, what: str) -> Iterator[dict[int, memoryview]]:
     with refusals_as(f"{what} of nftables ({family}) cannot be listed"):
         dumped = sock.dump(kind, family_header(family))
     for view, _kind, start, end in dumped:
         yield parse_attributes(view, start + uapi.GENMSG_BYTES, end)
 
 
-def nft_tables(sock: NetlinkSocket, family: str) -> List[NftTable]:
+def nft_tables(sock: NetlinkSocket, family: str) -> list[NftTable]:
     """Return all tables of a family, over a NETLINK_NETFILTER socket. Raises KernelError."""
     return [
         NftTable(
@@ -91,7 +91,7 @@ def owner_hint(sock: NetlinkSocket, family: str, name: str, error: MessageError)
     return f"; the program with netlink port {owner} (usually its process number) owns the table" if owner else ""
 
 
-def nft_chains(sock: NetlinkSocket, family: str) -> List[NftChain]:
+def nft_chains(sock: NetlinkSocket, family: str) -> list[NftChain]:
     """Return all chains of a family, over a NETLINK_NETFILTER socket. Raises KernelError."""
     chains = []
     for found in _dump(sock, GET_CHAIN, family, "chains"):
@@ -102,7 +102,7 @@ def nft_chains(sock: NetlinkSocket, family: str) -> List[NftChain]:
     return chains
 
 
-def dormant_tables(family: str, among: Collection[str]) -> Set[str]:
+def dormant_tables(family: str, among: Collection[str]) -> set[str]:
     """Return those of the tables in which the kernel calls no chain. Raises KernelError."""
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         return {table.name for table in nft_tables(sock, family) if table.dormant and table.name in among}

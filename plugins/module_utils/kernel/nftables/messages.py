@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Iterable, Iterator, Optional, Sequence
 
 from ...base.addresses import IPV6
 from ...rendering.nftables import objects as nft
@@ -51,7 +51,7 @@ CATCH_ALL = b""
 FIELD_BYTES = {"ipv4_addr": 4, "ipv6_addr": 16, "inet_proto": 1, "inet_service": 2, nft.CLASSID: 4}
 
 #: Part of a list: key of the frontend, indices and data, each as one concatenated string.
-ListPart = Tuple[bytes, bytes, bytes]
+ListPart = tuple[bytes, bytes, bytes]
 
 
 def family_header(family: str) -> bytes:
@@ -90,7 +90,7 @@ def expression_bytes(expression: nft.Expression) -> bytes:
     )
 
 
-def type_number(parts: Tuple[str, ...]) -> int:
+def type_number(parts: tuple[str, ...]) -> int:
     """Return the number of a concatenated type: six bits for each part."""
     number = 0
     for part in parts:
@@ -98,7 +98,7 @@ def type_number(parts: Tuple[str, ...]) -> int:
     return number
 
 
-def columns(template: bytes, count: int, fields: Iterable[Tuple[int, int, bytes]]) -> memoryview:
+def columns(template: bytes, count: int, fields: Iterable[tuple[int, int, bytes]]) -> memoryview:
     """Return ``count`` copies of a template of whole words, in which some fields have a value for each copy.
 
     A field is (its first word, its number of words, all values concatenated). Copying one word of all elements at a
@@ -226,9 +226,9 @@ class Encoder:
             nest = _LENGTH_AND_KIND.pack(len(body) + 4, uapi.NFTA_SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED)
             yield (kind, flags, b"".join((head, nest, body)))
 
-    def add_elements(self, name: str, items: Iterable[Tuple[bytes, object]]) -> Iterator[Message]:
+    def add_elements(self, name: str, items: Iterable[tuple[bytes, object]]) -> Iterator[Message]:
         """Add elements: (key, True) to a set, (key, verdict text) or (key, data) to a map."""
-        by_value: Dict[object, List[bytes]] = {}
+        by_value: dict[object, list[bytes]] = {}
         for key, value in items:
             keys = by_value.get(value)
             if keys is None:
@@ -245,7 +245,7 @@ class Encoder:
         """Request elements by their keys, CATCH_ALL among them."""
         return self._by_keys(GET_ELEMENT, name, list(keys))
 
-    def _by_keys(self, kind: int, name: str, keys: List[bytes]) -> Iterator[Message]:
+    def _by_keys(self, kind: int, name: str, keys: list[bytes]) -> Iterator[Message]:
         with_key = [key for key in keys if key != CATCH_ALL]
         if len(with_key) < len(keys):
             element = nested(uapi.NFTA_LIST_ELEM, _u32(uapi.NFTA_SET_ELEM_FLAGS, ELEMENT_CATCH_ALL))
@@ -253,7 +253,7 @@ class Encoder:
         if with_key:
             yield from self._of_kind(kind, 0, name, with_key, True)
 
-    def _of_kind(self, kind: int, flags: int, name: str, keys: List[bytes], value: object) -> Iterator[Message]:
+    def _of_kind(self, kind: int, flags: int, name: str, keys: list[bytes], value: object) -> Iterator[Message]:
         """Yield messages for elements with the same value: single keys, or ranges where the set has ranges."""
         ranges = self.identity.intervals.get(name)
         if ranges is None:
@@ -264,7 +264,7 @@ class Encoder:
             yield from self._ranges(kind, flags, name, keys, value)
 
     def _concatenated_ranges(
-        self, kind: int, flags: int, name: str, keys: List[bytes], value: object
+        self, kind: int, flags: int, name: str, keys: list[bytes], value: object
     ) -> Iterator[Message]:
         """Yield messages for ranges in each field of a concatenation: an element with first and last key."""
         half = len(keys[0]) // 2
@@ -277,7 +277,7 @@ class Encoder:
         block = columns(template, len(keys), fields)
         yield from self._element_messages(kind, flags, name, block, len(template))
 
-    def _ranges(self, kind: int, flags: int, name: str, keys: List[bytes], value: object) -> Iterator[Message]:
+    def _ranges(self, kind: int, flags: int, name: str, keys: list[bytes], value: object) -> Iterator[Message]:
         """Yield messages for ranges as two elements each: where it begins, and after its last key where it ends.
 
         A range that ends with the last key of all has no end. The two elements must follow each other: the kernel
@@ -300,7 +300,7 @@ class Encoder:
                 block = columns(begin, 1, [(_KEY_WORD, half // 4, key[:half])])
                 yield from self._element_messages(kind, flags, name, block, len(begin))
 
-    def _elements(self, kind: int, flags: int, name: str, keys: List[bytes], value: object) -> Iterator[Message]:
+    def _elements(self, kind: int, flags: int, name: str, keys: list[bytes], value: object) -> Iterator[Message]:
         """Yield messages for elements with keys of equal length and the same value."""
         length = len(keys[0])
         template = _element(length, _element_data(value))

@@ -8,7 +8,7 @@ This reads nothing from the kernel's tables. Source: linux/netfilter/nf_tables.h
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Dict, Iterable, Mapping, Set
+from typing import Callable, Collection, Iterable, Mapping
 
 from ...rendering.nftables.objects import TABLE_DORMANT, TABLE_NAME
 from ..netlink.attributes import attribute_text, number_in, parse_attributes
@@ -42,7 +42,7 @@ def author(generation: Mapping[int, memoryview]) -> str:
     return ", ".join(filter(None, (name, f"process {number}" if number else "")))
 
 
-def _attributes(notification: Notification) -> Dict[int, memoryview]:
+def _attributes(notification: Notification) -> dict[int, memoryview]:
     payload = notification.payload
     return parse_attributes(payload, uapi.GENMSG_BYTES, len(payload))
 
@@ -58,15 +58,15 @@ class NftMonitor(NetlinkListener):
         # All notifications of one datagram are about the same transaction.
         super().__init__(NETLINK_NETFILTER, (uapi.NFNLGRP_NFTABLES,), "nf_tables", tuple(own_ports))
         self.author = ""
-        self._touched: Set[str] = set()
+        self._touched: set[str] = set()
         self.lost = False
 
-    def changes(self) -> Set[str]:
+    def changes(self) -> set[str]:
         """Return the families in which other programs have changed objects of ours since the last call.
 
         All families if notifications were lost. Does not wait. Raises KernelError.
         """
-        found: Set[str] = set()
+        found: set[str] = set()
         self.author = ""
         for notification in self.notifications():
             if notification.kind == uapi.NEW_GENERATION:

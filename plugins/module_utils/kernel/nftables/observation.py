@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, Mapping, NamedTuple, Optional
 
 from ...rendering.nftables import objects as nft
 from ...rendering.nftables.layout import SERVICES_TABLE
@@ -21,7 +21,7 @@ from .user_data import rule_comment
 _INDEX = struct.Struct("=I")
 
 
-class _Expressions(Dict[bytes, nft.Expression]):
+class _Expressions(dict[bytes, nft.Expression]):
     """Encoded expressions, parsed on first use: thousands of rules share most of them."""
 
     def __missing__(self, encoded: bytes) -> nft.Expression:
@@ -36,7 +36,7 @@ class CountedSet(NamedTuple):
     elements: Optional[int]
 
 
-def _counted(found: Dict[int, memoryview]) -> CountedSet:
+def _counted(found: dict[int, memoryview]) -> CountedSet:
     return CountedSet(
         decoding.parse_set(found), number_in(found, uapi.NFTA_SET_COUNT) if uapi.NFTA_SET_COUNT in found else None
     )
@@ -62,14 +62,14 @@ class Reader:
                 return nft.TableValue(flags if flags != nft.TABLE_PERSIST else 0)
         return None
 
-    def _objects(self, kind: int, more: bytes = b"") -> Iterator[Dict[int, memoryview]]:
+    def _objects(self, kind: int, more: bytes = b"") -> Iterator[dict[int, memoryview]]:
         for buffer, _kind, start, end in dumped(self._sock, kind, self._in_table + more):
             found = parse_attributes(buffer, start + uapi.GENMSG_BYTES, end)
             # NFTA_CHAIN_TABLE, NFTA_RULE_TABLE and NFTA_SET_TABLE are the same number.
             if found[uapi.NFTA_TABLE_NAME] == self._encoded_name:
                 yield found
 
-    def counted_sets(self) -> Dict[str, CountedSet]:
+    def counted_sets(self) -> dict[str, CountedSet]:
         """Return all named sets and maps."""
         found = [
             each
@@ -89,12 +89,12 @@ class Reader:
         payload = memoryview(replies[0].payload)
         return _counted(parse_attributes(payload, uapi.GENMSG_BYTES, len(payload)))
 
-    def hooks(self) -> Dict[str, Optional[nft.BaseHook]]:
+    def hooks(self) -> dict[str, Optional[nft.BaseHook]]:
         """Return the names of all chains, each with its hook, None if it has none."""
         chains = self._objects(messages.GET_CHAIN)
         return {attribute_text(each[uapi.NFTA_CHAIN_NAME]): decoding.parse_hook(each) for each in chains}
 
-    def chains(self, wanted: Mapping[str, Optional[nft.BaseHook]]) -> Dict[nft.Key, nft.Value]:
+    def chains(self, wanted: Mapping[str, Optional[nft.BaseHook]]) -> dict[nft.Key, nft.Value]:
         """Return chains with their rules. ``wanted``: the hooks of these chains, by name."""
         return {
             nft.ObjectKey("chain", name): nft.ChainValue(tuple(self._rules(name)), hook)
@@ -108,11 +108,11 @@ class Reader:
             parts = tuple([self._expressions[bytes(part)] for _kind, part in each_attribute(raw, 0, len(raw))])
             yield nft.Rule(parts, rule_comment(found, uapi.NFTA_RULE_USERDATA))
 
-    def elements(self, name: str, count: Optional[int] = None) -> Dict[bytes, Any]:
+    def elements(self, name: str, count: Optional[int] = None) -> dict[bytes, Any]:
         """Return all elements of a set: key to True, verdict or data. ``count``: their number, if known."""
         digest = 0
 
-        def dump() -> Dict[bytes, Any]:
+        def dump() -> dict[bytes, Any]:
             nonlocal digest
             nests = self._dumped_elements(name)
             # The second dump of a large set usually repeats the first, byte by byte.
@@ -125,18 +125,18 @@ class Reader:
 
         return decoding.added_up(dump, count, messages.CATCH_ALL)
 
-    def _dumped_elements(self, name: str) -> List[memoryview]:
+    def _dumped_elements(self, name: str) -> list[memoryview]:
         """Return the elements of a set as the kernel encodes them, many in each part."""
         payload = self._in_table + text_attribute(uapi.NFTA_SET_ELEM_LIST_SET, name)
         dump = dumped(self._sock, messages.GET_ELEMENT, payload)
         return [decoding.elements_in(buffer, start, end) for buffer, _kind, start, end in dump]
 
-    def _ranges(self, name: str, value: nft.SetValue) -> Dict[bytes, Any]:
+    def _ranges(self, name: str, value: nft.SetValue) -> dict[bytes, Any]:
         """Return all elements of a set of ranges: see :func:`ranges`."""
         elements = [raw for nest in self._dumped_elements(name) for _number, raw in each_attribute(nest, 0, len(nest))]
         return decoding.ranges(elements, bool(value.flags & nft.SET_CONCAT))
 
-    def contents(self, name: str) -> Iterator[Tuple[nft.Key, nft.Value]]:
+    def contents(self, name: str) -> Iterator[tuple[nft.Key, nft.Value]]:
         """Yield the elements of a set as entries of the resource table, one at a time: a set may have a million.
 
         There are none in a dynamic set, whose elements only the packet path adds, and in one that is missing.
@@ -149,9 +149,9 @@ class Reader:
             for key, data in elements.items():
                 yield nft.ElementKey("element", name, key), data
             return
-        lists: Dict[bytes, Dict[int, bytes]] = {}
+        lists: dict[bytes, dict[int, bytes]] = {}
         catch_all = elements.pop(messages.CATCH_ALL, None)
-        shared: Dict[bytes, bytes] = {}
+        shared: dict[bytes, bytes] = {}
         while elements:
             # Frees what is no longer needed. Weights and hashing repeat few endpoints in many places.
             key, data = elements.popitem()

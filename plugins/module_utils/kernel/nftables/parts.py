@@ -15,7 +15,7 @@ right as well. The same is true of a dump of all rules, so the rules of each cha
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, cast
+from typing import Any, Iterator, Mapping, Optional, cast
 
 from ...base.errors import KernelError
 from ...rendering.nftables import objects as nft
@@ -47,7 +47,7 @@ class TableParts:
         self._lookup = _Lookup(sock, encoder)
         self._expected = expected
         # The keys of the expected elements and lists, by set.
-        self._elements: Dict[str, List[nft.ElementKey]] = {}
+        self._elements: dict[str, list[nft.ElementKey]] = {}
 
     def read(self, urgent: Change[nft.Key, nft.Value]) -> Iterator[Part[nft.Key, nft.Value]]:
         """Yield the parts, with the entries of an urgent change as early as possible. Raises KernelError."""
@@ -68,7 +68,7 @@ class TableParts:
         yield from self._rules([item for item in others.items() if self._chain(item[0])])
         yield from self._contents({name: each for name, each in sets.items() if self._set(name)})
         not_ours = {name: each.value for name, each in sets.items() if self._set(name) is None}
-        unexpected: Dict[nft.Key, nft.Value] = {nft.ObjectKey("set", name): value for name, value in not_ours.items()}
+        unexpected: dict[nft.Key, nft.Value] = {nft.ObjectKey("set", name): value for name, value in not_ours.items()}
         unexpected.update(self._reader.chains({name: hook for name, hook in others.items() if not self._chain(name)}))
         for name in not_ours:
             unexpected.update(self._reader.contents(name))
@@ -79,7 +79,7 @@ class TableParts:
         # A list may have as many elements as before or as wanted.
         longest = {key: max(pair, key=length_of) for key, pair in change.replaced.items()}
         entries = {**change.removed, **longest, **change.added}
-        elements: Dict[str, Dict[nft.ElementKey, nft.Value]] = {key.name: {} for key in entries if key.kind == "set"}
+        elements: dict[str, dict[nft.ElementKey, nft.Value]] = {key.name: {} for key in entries if key.kind == "set"}
         for key, value in entries.items():
             if isinstance(key, nft.ElementKey):
                 elements.setdefault(key.name, {})[key] = value
@@ -113,7 +113,7 @@ class TableParts:
         hooked: Mapping[str, Optional[nft.BaseHook]],
     ) -> Part[nft.Key, nft.Value]:
         """Return the part of the table itself, the expected sets, and the chains and sets that are missing."""
-        observed: Dict[nft.Key, nft.Value] = {self._reader.key: table}
+        observed: dict[nft.Key, nft.Value] = {self._reader.key: table}
         observed.update((nft.ObjectKey("set", name), each.value) for name, each in sets.items() if self._set(name))
         observed.update(self._reader.chains(hooked))
         there = {*observed, *(nft.ObjectKey("chain", name) for name in hooks)}
@@ -121,15 +121,15 @@ class TableParts:
         elements = [each for key in keys if key.kind == "set" for each in self._elements.get(key.name, ())]
         return Part(observed, [*keys, *elements])
 
-    def _rules(self, hooks: List[Tuple[str, Optional[nft.BaseHook]]]) -> Iterator[Part[nft.Key, nft.Value]]:
+    def _rules(self, hooks: list[tuple[str, Optional[nft.BaseHook]]]) -> Iterator[Part[nft.Key, nft.Value]]:
         for begin in range(0, len(hooks), CHAINS_OF_PART):
             some = dict(hooks[begin : begin + CHAINS_OF_PART])
             yield Part(self._reader.chains(some), ())
 
     def _contents(self, sets: Mapping[str, CountedSet]) -> Iterator[Part[nft.Key, nft.Value]]:
         """Yield the elements of the expected sets: several small sets together, large ones in several parts."""
-        observed: Dict[nft.Key, nft.Value] = {}
-        keys: List[nft.ElementKey] = []
+        observed: dict[nft.Key, nft.Value] = {}
+        keys: list[nft.ElementKey] = []
         for name, (value, count) in sets.items():
             if value.dynamic:
                 continue
@@ -148,7 +148,7 @@ class TableParts:
         """Yield the expected elements of a set that the kernel has."""
         keys = iter(self._elements.get(name, ()))
         while True:
-            wanted: Dict[nft.ElementKey, nft.Value] = {}
+            wanted: dict[nft.ElementKey, nft.Value] = {}
             elements = 0
             for key in keys:
                 if key in self._expected:
@@ -178,13 +178,13 @@ class _Lookup:
         self._sock = sock
         self._encoder = encoder
 
-    def entries(self, name: str, wanted: Mapping[nft.ElementKey, nft.Value]) -> Dict[nft.Key, nft.Value]:
+    def entries(self, name: str, wanted: Mapping[nft.ElementKey, nft.Value]) -> dict[nft.Key, nft.Value]:
         """Return those entries of a set that the kernel has; of a list, the elements at the wanted indices.
 
         Raises KernelError.
         """
         elements = _elements(wanted)
-        found: Dict[bytes, Any] = {}
+        found: dict[bytes, Any] = {}
         as_wanted = True
         while True:
             part = dict(islice(elements, _ELEMENTS_OF_REQUEST))
@@ -199,7 +199,7 @@ class _Lookup:
             found.update(there)
         if as_wanted:
             return dict(wanted.items())
-        entries: Dict[nft.Key, nft.Value] = {}
+        entries: dict[nft.Key, nft.Value] = {}
         for key, value in wanted.items():
             if key.kind != "list":
                 if key.key in found:
@@ -219,7 +219,7 @@ class _Lookup:
         return not outcome.errors or not all(map(is_missing, outcome.errors))
 
 
-def _parsed(outcome: Outcome) -> Dict[bytes, Any]:
+def _parsed(outcome: Outcome) -> dict[bytes, Any]:
     """Return the elements in the answers, each of which has one."""
     for error in outcome.errors:
         if not is_missing(error):
@@ -238,7 +238,7 @@ def _size(value: nft.Value) -> int:
     return len(nft.list_items(cast(nft.ListValue, value))) if isinstance(value, tuple) else 1
 
 
-def _elements(entries: Mapping[nft.ElementKey, nft.Value]) -> Iterator[Tuple[bytes, Any]]:
+def _elements(entries: Mapping[nft.ElementKey, nft.Value]) -> Iterator[tuple[bytes, Any]]:
     """Yield the elements of the entries of a set: those of a list one by one."""
     for key, value in entries.items():
         if key.kind == "list":

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping
+from typing import Any, Iterator, Mapping
 
 from ...rendering.networkpolicy import bridge_keys
 from ...rendering.networkpolicy.sets import TABLE
@@ -71,7 +71,7 @@ class PolicyTableResource(NftablesResource):
         ports = self._ports._touched(bridge_keys.of_ports(change)).observed
         return Part({**policies, **_prefixed(ports)}, (*change.removed, *change.replaced, *change.added))
 
-    def describe(self, key: Key, value: Any) -> List[str]:
+    def describe(self, key: Key, value: Any) -> list[str]:
         """Return one entry in the syntax of the nft program."""
         # Imported late: only changes are described.
         from ...rendering.networkpolicy.text import describe
@@ -79,5 +79,5 @@ class PolicyTableResource(NftablesResource):
         return describe(key, value)
 
 
-def _prefixed(ports: Mapping[Key, Value]) -> Dict[Key, Value]:
+def _prefixed(ports: Mapping[Key, Value]) -> dict[Key, Value]:
     return {bridge_keys.prefixed(key): value for key, value in ports.items()}

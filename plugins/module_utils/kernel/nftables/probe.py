@@ -9,7 +9,7 @@ the probe builds a small table with every kind of object and expression that the
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any
 
 from ...base.addresses import IPV6
 from ...base.errors import KernelError
@@ -23,7 +23,7 @@ from .messages import Encoder
 from .transactions import Labelled, Planner
 
 
-def _sample(family: str, rendering: Rendering[Any], resource: str, identity: TableIdentity) -> Dict[Key, Value]:
+def _sample(family: str, rendering: Rendering[Any], resource: str, identity: TableIdentity) -> dict[Key, Value]:
     """Return a desired table in which every kind of object occurs once."""
     six = family == IPV6
     address, network = ("2001:db8::1", "2001:db8::/32") if six else ("192.0.2.1", "192.0.2.0/24")
@@ -59,7 +59,7 @@ def _sample(family: str, rendering: Rendering[Any], resource: str, identity: Tab
     return {PROBE_TABLE.key if key == identity.key else key: value for key, value in table.items()}
 
 
-def _try(labelled: List[Labelled]) -> str:
+def _try(labelled: list[Labelled]) -> str:
     """Have the kernel validate messages without applying them; return the refusal and its reason, or an empty text."""
     for error in refusals(each.message for each in labelled):
         where = labelled[error.position - 1].label if 0 < error.position <= len(labelled) else "nf_tables"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Dict, Iterator, List, Mapping, Optional
+from typing import Iterator, Mapping, Optional
 
 from ...base.closing import Closing
 from ...base.errors import KernelError
@@ -61,7 +61,7 @@ class NftablesResource(Resource[nft.Key, nft.Value], Closing):
     def __init__(self, family: str, most_elements: int = ELEMENTS_PER_TRANSACTION) -> None:
         self.family = family
         self.longest_call = 0.0
-        self.commits: Optional[List[int]] = None
+        self.commits: Optional[list[int]] = None
         self._table_family = self.table_family or family
         self._encoder = Encoder(self._table_family, self.table)
         self._planner = Planner(self._encoder, most_elements)
@@ -85,7 +85,7 @@ class NftablesResource(Resource[nft.Key, nft.Value], Closing):
         """Call what reports progress; ``report_to`` may replace it later."""
         self.progress()
 
-    def observe(self) -> Dict[nft.Key, nft.Value]:
+    def observe(self) -> dict[nft.Key, nft.Value]:
         """Return the whole table, whichever programs created its objects. Raises KernelError."""
         return {key: value for part in self.parts({}) for key, value in part.observed.items()}
 
@@ -191,7 +191,7 @@ class NftablesResource(Resource[nft.Key, nft.Value], Closing):
                 error = refused
         raise error
 
-    def _send(self, labelled: List[Labelled]) -> None:
+    def _send(self, labelled: list[Labelled]) -> None:
         batch = [BATCH_BEGIN]
         batch.extend(each.message for each in labelled)
         batch.append(BATCH_END)
@@ -207,7 +207,7 @@ class NftablesResource(Resource[nft.Key, nft.Value], Closing):
         if self.commits is not None:
             self.commits.append(generation_in(outcome.replies))
 
-    def _refusal(self, labelled: List[Labelled], errors: List[MessageError]) -> TransactionRefused:
+    def _refusal(self, labelled: list[Labelled], errors: list[MessageError]) -> TransactionRefused:
         first = errors[0]
         # Position 0 is the message that begins the batch; an error there is about the whole of it.
         where = labelled[first.position - 1].label if 0 < first.position <= len(labelled) else "transaction"
@@ -222,7 +222,7 @@ class NftablesResource(Resource[nft.Key, nft.Value], Closing):
         text += owner_hint(self.socket, self._table_family, self.table.name, first)
         return TransactionRefused(text, any(map(is_transient, errors)), busy_chains)
 
-    def describe(self, key: nft.Key, value: nft.Value) -> List[str]:
+    def describe(self, key: nft.Key, value: nft.Value) -> list[str]:
         """Return one entry in the syntax of the nft program."""
         # Imported late: only changes are described.
         from ...rendering.nftables.text import describe

@@ -33,7 +33,7 @@ removed in the order of their creation, few at a time, each is found at its begi
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, cast
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, cast
 
 from ...rendering.nftables import objects as nft
 from ...resources import Change
@@ -69,7 +69,7 @@ class Labelled(NamedTuple):
 class Transaction(NamedTuple):
     """Messages that take effect together."""
 
-    messages: List[Labelled]
+    messages: list[Labelled]
 
 
 class _Batch:
@@ -79,15 +79,15 @@ class _Batch:
         self._encoder = encoder
         self.weight = 0
         self.create_table = False
-        self.flushed: List[str] = []
-        self.removed_sets: List[str] = []
-        self.removed_chains: List[str] = []
-        self.sets: List[Tuple[str, nft.SetValue]] = []
-        self.chains: List[Tuple[str, Optional[nft.BaseHook]]] = []
-        self.rules: List[Tuple[str, Tuple[nft.Rule, ...]]] = []
-        self.removed_elements: Dict[str, List[bytes]] = {}
-        self.elements: Dict[str, List[Tuple[bytes, nft.Value]]] = {}
-        self.lists: Dict[str, List[ListPart]] = {}
+        self.flushed: list[str] = []
+        self.removed_sets: list[str] = []
+        self.removed_chains: list[str] = []
+        self.sets: list[tuple[str, nft.SetValue]] = []
+        self.chains: list[tuple[str, Optional[nft.BaseHook]]] = []
+        self.rules: list[tuple[str, tuple[nft.Rule, ...]]] = []
+        self.removed_elements: dict[str, list[bytes]] = {}
+        self.elements: dict[str, list[tuple[bytes, nft.Value]]] = {}
+        self.lists: dict[str, list[ListPart]] = {}
 
     def put(self, element: _Element) -> None:
         (kind, name, raw), old, new = element
@@ -165,7 +165,7 @@ class _Portions:
         self.batch.weight += elements
         return self.batch.weight >= self._most_elements
 
-    def spread(self, items: Iterable[Any], to: Callable[[_Batch], List[Any]], cost: int) -> Iterator[Transaction]:
+    def spread(self, items: Iterable[Any], to: Callable[[_Batch], list[Any]], cost: int) -> Iterator[Transaction]:
         """Put each item into the list ``to`` of the batch; yield the transactions of the batches that become full."""
         for item in items:
             to(self.batch).append(item)
@@ -209,7 +209,7 @@ def length_of(value: Optional[nft.Value]) -> int:
     return len(value) if isinstance(value, tuple) else 0
 
 
-def uses_sets(value: nft.Value, names: FrozenSet[str]) -> bool:
+def uses_sets(value: nft.Value, names: frozenset[str]) -> bool:
     """Return whether a value is that of a chain whose rules refer to one of the sets."""
     rules = value.rules if names and isinstance(value, nft.ChainValue) else ()
     parts = (part for rule in rules for part in rule.expressions)
@@ -354,14 +354,14 @@ class Planner:
         common = key.name in self._encoder.identity.common_chains
         return empty and not common and isinstance(new, nft.ChainValue) and new.base is None
 
-    def _frontends(self, elements: Iterable[_Element]) -> Dict[bytes, List[_Element]]:
+    def _frontends(self, elements: Iterable[_Element]) -> dict[bytes, list[_Element]]:
         """Return the elements by what those that change together have in common."""
-        found: Dict[bytes, List[_Element]] = {}
+        found: dict[bytes, list[_Element]] = {}
         for each in elements:
             found.setdefault(each.key.key[: self._role(each.key.name).common_bytes], []).append(each)
         return found
 
-    def _tied(self, frontends: Mapping[bytes, List[_Element]], rest: Change[nft.Key, nft.Value]) -> List[bytes]:
+    def _tied(self, frontends: Mapping[bytes, list[_Element]], rest: Change[nft.Key, nft.Value]) -> list[bytes]:
         """Return the frontends that must change in one transaction with the chains that are replaced."""
         replaced = _names(rest.replaced, "chain")
         if not replaced:
@@ -393,7 +393,7 @@ class Planner:
                 yield portions.take()
         yield from portions.rest()
 
-    def _chunks(self, groups: Iterable[List[_Element]]) -> Iterator[Transaction]:
+    def _chunks(self, groups: Iterable[list[_Element]]) -> Iterator[Transaction]:
         """Yield transactions of elements; those of one group are together."""
         portions = _Portions(self._encoder, self._most_elements)
         for group in groups:
@@ -424,5 +424,5 @@ class Planner:
         yield from portions.rest()
 
 
-def _names(table: Iterable[nft.Key], kind: str) -> FrozenSet[str]:
+def _names(table: Iterable[nft.Key], kind: str) -> frozenset[str]:
     return frozenset(key.name for key in table if key.kind == kind)

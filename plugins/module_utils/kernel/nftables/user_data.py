@@ -9,12 +9,11 @@ Sources: libnftnl (include/libnftnl/udata.h), nftables (src/mnl.c, src/expressio
 from __future__ import annotations
 
 import struct
-from typing import Dict, Tuple
 
 from ...rendering.nftables.objects import CLASSID, INDEX, INTERFACE, SetValue
 
 
-def rule_comment(found: Dict[int, memoryview], kind: int) -> str:
+def rule_comment(found: dict[int, memoryview], kind: int) -> str:
     """Return the comment in the user data of a rule, as nft writes it; empty if there is none."""
     raw = bytes(found.get(kind, b""))
     position = 0
@@ -50,7 +49,7 @@ def _typeof_expression(part: str) -> bytes:
     return _typeof_u32(0, 7) + _typeof(1, _typeof_u32(0, protocol) + _typeof_u32(1, field))
 
 
-def _typeof_concatenation(parts: Tuple[str, ...]) -> bytes:
+def _typeof_concatenation(parts: tuple[str, ...]) -> bytes:
     inner = b"".join(_typeof(position, _typeof_expression(part)) for position, part in enumerate(parts))
     return _typeof_u32(0, 13) + _typeof(1, inner)
 

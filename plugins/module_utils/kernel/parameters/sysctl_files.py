@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Collection, Iterable, Mapping, NamedTuple, Optional
 
 from ...base.whole_files import MANAGED_LINE
 from .. import facts
@@ -37,9 +37,9 @@ class _Line(NamedTuple):
     file: str
 
 
-def _parse_lines(text: str) -> List[Tuple[str, Optional[str]]]:
+def _parse_lines(text: str) -> list[tuple[str, Optional[str]]]:
     """Return the keys or patterns of a sysctl.d file, each with its value, or None if patterns must not set it."""
-    found: List[Tuple[str, Optional[str]]] = []
+    found: list[tuple[str, Optional[str]]] = []
     for raw in text.splitlines():
         line = raw.strip()
         if not line or line[0] in "#;":
@@ -54,7 +54,7 @@ def _parse_lines(text: str) -> List[Tuple[str, Optional[str]]]:
     return found
 
 
-def parse_settings(text: str) -> Dict[str, str]:
+def parse_settings(text: str) -> dict[str, str]:
     """Parse keys and values of a sysctl.d file; later lines win. Keys may be patterns; a leading ``-`` is dropped."""
     last = dict(_parse_lines(text))
     return {key: value for key, value in last.items() if value is not None}
@@ -64,7 +64,7 @@ def _set_by_systemd(root: str) -> bool:
     return any(os.path.exists(f"{root}{path}") for path in _SYSTEMD)
 
 
-def boot_files(root: str = "", assumed: Collection[str] = ()) -> List[str]:
+def boot_files(root: str = "", assumed: Collection[str] = ()) -> list[str]:
     """Return files with kernel parameters in the order in which they are applied at boot.
 
     By file name over all directories. Without systemd, /etc/sysctl.conf comes last, as ``sysctl --system`` reads it.
@@ -92,12 +92,12 @@ def _matches(pattern: str, key: str) -> bool:
     return len(patterns) == len(parts) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
-def _boot_lines(keys: Iterable[str], root: str, replaced: Mapping[str, str]) -> Dict[str, _Line]:
+def _boot_lines(keys: Iterable[str], root: str, replaced: Mapping[str, str]) -> dict[str, _Line]:
     """Return the line that decides about each of ``keys``; see :func:`boot_values`.
 
     ``replaced``: files (path without ``root``) to be treated as if they had this content.
     """
-    lines: Dict[str, _Line] = {}
+    lines: dict[str, _Line] = {}
     for path in boot_files(root, replaced):
         text = replaced[path] if path in replaced else facts.read_text(f"{root}{path}") or ""
         for name, value in _parse_lines(text):
@@ -105,7 +105,7 @@ def _boot_lines(keys: Iterable[str], root: str, replaced: Mapping[str, str]) -> 
             if name in lines and lines[name].value != value:
                 del lines[name]
             lines[name] = _Line(value, path)
-    found: Dict[str, _Line] = {}
+    found: dict[str, _Line] = {}
     for key in keys:
         if key in lines:
             found[key] = lines[key]
@@ -116,7 +116,7 @@ def _boot_lines(keys: Iterable[str], root: str, replaced: Mapping[str, str]) -> 
     return found
 
 
-def boot_values(keys: Iterable[str], root: str = "") -> Dict[str, BootValue]:
+def boot_values(keys: Iterable[str], root: str = "") -> dict[str, BootValue]:
     """Return the value of each of ``keys`` at boot; keys that no file sets are omitted.
 
     A line that names the key beats one whose pattern matches it; among equals the last one wins. A line ``-KEY``
@@ -126,7 +126,7 @@ def boot_values(keys: Iterable[str], root: str = "") -> Dict[str, BootValue]:
     return {key: BootValue(line.value, line.file) for key, line in lines.items() if line.value is not None}
 
 
-def boot_conflicts(own_file: str, content: str, root: str = "") -> List[str]:
+def boot_conflicts(own_file: str, content: str, root: str = "") -> list[str]:
     """Return one line for each key of our file that another file sets differently, and later, at boot.
 
     Nothing is returned for a file that is not read at boot; see :func:`unread`.
@@ -158,7 +158,7 @@ def sysctl_file(values: Mapping[str, str], reasons: Optional[Mapping[str, str]] 
     return "\n".join(lines) + "\n"
 
 
-def persistent_values(wanted: Mapping[str, Wanted], live: Mapping[str, str], own_file_text: str) -> Dict[str, str]:
+def persistent_values(wanted: Mapping[str, Wanted], live: Mapping[str, str], own_file_text: str) -> dict[str, str]:
     """Return the values to write to our sysctl.d file for these wanted values.
 
     AtLeast(n) keeps the file's value if it is at least n, since the kernel rounds up and the running value may differ;
@@ -166,7 +166,7 @@ def persistent_values(wanted: Mapping[str, Wanted], live: Mapping[str, str], own
     the file's ports, or in a new file to the current ones.
     """
     written = parse_settings(own_file_text)
-    values: Dict[str, str] = {}
+    values: dict[str, str] = {}
     for key, value in wanted.items():
         text = canonical_value(key, int(value) if isinstance(value, AtLeast) else value)
         if isinstance(value, AtLeast):

@@ -9,7 +9,7 @@ The rules are kube-proxy 1.38's; where its choice depends on the kernel version,
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Mapping, NamedTuple, Optional
 
 from ...base.errors import ConfigurationError, errors_as
 from .sysctls import HASH_SIZE, RESERVED_PORTS, TCP_BE_LIBERAL, AtLeast, Including, Wanted, port_ranges
@@ -63,7 +63,7 @@ class ProfileSettings(NamedTuple):
     """The inputs that decide the parameters of a node."""
 
     mode: str
-    kernel_version: Tuple[int, int, int]
+    kernel_version: tuple[int, int, int]
     strict_arp: bool = False
     #: Node ports answer on 127.0.0.1 (iptables mode, IPv4).
     route_localnet: bool = False
@@ -88,11 +88,11 @@ class Setting(NamedTuple):
     why: str
 
 
-def _version_text(version: Tuple[int, int, int]) -> str:
+def _version_text(version: tuple[int, int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def _connection_reuse(version: Tuple[int, int, int]) -> Setting:
+def _connection_reuse(version: tuple[int, int, int]) -> Setting:
     text = _version_text(version)
     if version < (4, 1, 0):
         why = f"not changed: kernel {text} does not have it; before 4.1 a reused client port keeps its old real server"
@@ -120,7 +120,7 @@ def _estimation(settings: ProfileSettings) -> Optional[Setting]:
     return Setting(int(settings.estimation), f"as requested: on kernel {text} rate estimators {timer}")
 
 
-def _ipvs(settings: ProfileSettings) -> Dict[str, Setting]:
+def _ipvs(settings: ProfileSettings) -> dict[str, Setting]:
     chosen = {
         "net.ipv4.vs.conntrack": Setting(1, "IPVS connections must be in connection tracking to be masqueraded"),
         "net.ipv4.vs.conn_reuse_mode": _connection_reuse(settings.kernel_version),
@@ -138,17 +138,17 @@ def _ipvs(settings: ProfileSettings) -> Dict[str, Setting]:
     return chosen
 
 
-def _iptables(settings: ProfileSettings) -> Dict[str, Setting]:
+def _iptables(settings: ProfileSettings) -> dict[str, Setting]:
     if not settings.route_localnet:
         return {}
     return {"net.ipv4.conf.all.route_localnet": Setting(1, "node ports answer on 127.0.0.1 (localhostNodePorts)")}
 
 
-def _nothing(_settings: ProfileSettings) -> Dict[str, Setting]:
+def _nothing(_settings: ProfileSettings) -> dict[str, Setting]:
     return {}
 
 
-_OF_MODE: Dict[str, Callable[[ProfileSettings], Dict[str, Setting]]] = {
+_OF_MODE: dict[str, Callable[[ProfileSettings], dict[str, Setting]]] = {
     "iptables": _iptables,
     "ipvs": _ipvs,
     "nftables": _nothing,
@@ -159,9 +159,9 @@ _OF_MODE: Dict[str, Callable[[ProfileSettings], Dict[str, Setting]]] = {
 _UNTRACKED = frozenset(("userspace", "none"))
 
 
-def _conntrack(settings: ProfileSettings) -> Dict[str, Setting]:
+def _conntrack(settings: ProfileSettings) -> dict[str, Setting]:
     wanted = settings.conntrack
-    chosen: Dict[str, Setting] = {}
+    chosen: dict[str, Setting] = {}
     if wanted.maximum is not None:
         why = settings.maximum_reason or "requested"
         why = f"connection tracking table: {why}; larger values are not changed"
@@ -177,9 +177,9 @@ def _conntrack(settings: ProfileSettings) -> Dict[str, Setting]:
     return chosen
 
 
-def _for_the_node(settings: ProfileSettings) -> Dict[str, Setting]:
+def _for_the_node(settings: ProfileSettings) -> dict[str, Setting]:
     """Return the opt-in parameters of this project; kube-proxy sets none of them."""
-    chosen: Dict[str, Setting] = {}
+    chosen: dict[str, Setting] = {}
     if settings.netdev_max_backlog is not None:
         packets = settings.netdev_max_backlog
         if packets < 1:
@@ -194,7 +194,7 @@ def _for_the_node(settings: ProfileSettings) -> Dict[str, Setting]:
     return chosen
 
 
-def profile(settings: ProfileSettings) -> Dict[str, Setting]:
+def profile(settings: ProfileSettings) -> dict[str, Setting]:
     """Return key to wanted value and reason, for every parameter that the mode sets or deliberately does not set.
 
     Raises ConfigurationError for an unknown mode, a queue of no packets or an invalid list of port ranges.
@@ -213,12 +213,12 @@ def profile(settings: ProfileSettings) -> Dict[str, Setting]:
     return chosen
 
 
-def wanted_values(chosen: Dict[str, Setting]) -> Dict[str, Wanted]:
+def wanted_values(chosen: dict[str, Setting]) -> dict[str, Wanted]:
     """Return the part of a profile that is to be set: key to wanted value."""
     return {key: setting.value for key, setting in chosen.items() if setting.value is not None}
 
 
-def explanations(chosen: Dict[str, Setting]) -> List[Dict[str, str]]:
+def explanations(chosen: dict[str, Setting]) -> list[dict[str, str]]:
     """Return a profile for a report: ``key``, ``value`` (empty if it is not set) and ``why`` of each entry."""
     rows = []
     for key, setting in chosen.items():

@@ -13,7 +13,7 @@ import errno
 import ipaddress
 import os
 import re
-from typing import Dict, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Iterable, Mapping, Optional, Union
 
 from ...base.errors import ConfigurationError, KernelError
 from ...resources import Change, Kind, Resource
@@ -56,7 +56,7 @@ _READ = re.compile(r"(-?)(?:0[xX]([0-9A-Fa-f]+)|(0[0-7]*)|([1-9][0-9]*))\Z")
 # The kernel rounds these up to fill whole pages, so that a larger value read back is the requested one.
 _ROUNDED_UP = frozenset((HASH_SIZE,))
 
-_PROVIDERS: Tuple[Tuple[str, str], ...] = (
+_PROVIDERS: tuple[tuple[str, str], ...] = (
     ("net.ipv4.vs.", "ip_vs"),
     ("net.netfilter.", "nf_conntrack"),
     ("net.nf_conntrack_", "nf_conntrack"),
@@ -82,19 +82,19 @@ class Including(str):
 Wanted = Union[str, int, AtLeast, Including]
 
 
-def port_ranges(text: str) -> List[Tuple[int, int]]:
+def port_ranges(text: str) -> list[tuple[int, int]]:
     """Parse a list such as ``1000-1009,8080``; return the first and last port of each range, joined and in order.
 
     The kernel prints such lists in this form. Raises ConfigurationError for an invalid list.
     """
-    found: List[Tuple[int, int]] = []
+    found: list[tuple[int, int]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part)
         first, last = (int(match.group(1)), int(match.group(2) or match.group(1))) if match else (1, 0)
         if not first <= last <= 65535:
             raise ConfigurationError(f"{part!r} is not a port or a range of ports such as 30000-32767")
         found.append((first, last))
-    joined: List[Tuple[int, int]] = []
+    joined: list[tuple[int, int]] = []
     for first, last in sorted(found):
         if joined and first <= joined[-1][1] + 1:
             joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
@@ -235,13 +235,13 @@ def read_value(key: str, root: str = "") -> Optional[str]:
         raise KernelError(f"sysctl {key}: cannot be read: {error.strerror or error}") from error
 
 
-def resolve(wanted: Mapping[str, Wanted], observed: Mapping[str, str]) -> Dict[str, str]:
+def resolve(wanted: Mapping[str, Wanted], observed: Mapping[str, str]) -> dict[str, str]:
     """Compute the desired table from wanted values.
 
     AtLeast(n) is the observed value if that is n or more, else n; Including(ports) is these and the observed ones.
     Other values are in the form in which the kernel prints them.
     """
-    desired: Dict[str, str] = {}
+    desired: dict[str, str] = {}
     for key, value in wanted.items():
         current = observed.get(key, "")
         if isinstance(value, AtLeast) and current.isdecimal() and int(current) >= value:
@@ -254,7 +254,7 @@ def resolve(wanted: Mapping[str, Wanted], observed: Mapping[str, str]) -> Dict[s
     return desired
 
 
-def _rank(key: str, value: str) -> Tuple[int, bool]:
+def _rank(key: str, value: str) -> tuple[int, bool]:
     if key in _FORWARDING or (key in _ALTERNATIVES and value == "0"):
         return 0, False
     group = _GROUP.match(key)
@@ -263,7 +263,7 @@ def _rank(key: str, value: str) -> Tuple[int, bool]:
     return level, key.endswith(".addr_gen_mode")
 
 
-def in_order(values: Mapping[str, str]) -> List[str]:
+def in_order(values: Mapping[str, str]) -> list[str]:
     """Return keys in an order in which none resets an earlier one; keys that do not reset others keep their order.
 
     The file for the next boot is applied once, line by line, so that its order decides.
@@ -271,9 +271,9 @@ def in_order(values: Mapping[str, str]) -> List[str]:
     return sorted(values, key=lambda key: _rank(key, values[key]))
 
 
-def unchangeable(keys: Iterable[str], root: str = "") -> Dict[str, str]:
+def unchangeable(keys: Iterable[str], root: str = "") -> dict[str, str]:
     """Return the keys that exist but cannot be changed here, each with the reason, without changing anything."""
-    reasons: Dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for key in keys:
         path = key_path(key, root)
         if os.path.exists(path) and facts.read_only_file(path):
@@ -316,9 +316,9 @@ class SysctlsResource(Resource[str, str]):
         self.keys = tuple(dict.fromkeys(canonical_key(key) for key in keys))
         self.root = root
         #: The keys that apply() has changed, also if it failed at a later one.
-        self.written: List[str] = []
+        self.written: list[str] = []
 
-    def observe(self) -> Dict[str, str]:
+    def observe(self) -> dict[str, str]:
         """Return the current values of those keys that exist. Raises KernelError."""
         found = {key: read_value(key, self.root) for key in self.keys}
         return {key: value for key, value in found.items() if value is not None}
@@ -388,7 +388,7 @@ class SysctlsResource(Resource[str, str]):
         refusal = self._write(key, old)
         return f"it cannot be made {old} again: {refusal}" if refusal else f"it is {old} again"
 
-    def describe(self, key: str, value: str) -> List[str]:
+    def describe(self, key: str, value: str) -> list[str]:
         """Return one line as ``sysctl`` prints it."""
         return [f"{key} = {value}"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Dict, Iterator, Mapping, NamedTuple, Optional, Set
+from typing import Iterator, Mapping, NamedTuple, Optional
 
 from ...base.addresses import IPV4, IPV6
 from ..netlink.attributes import attribute, parse_attributes
@@ -22,7 +22,7 @@ RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 IFA_ADDRESS, IFA_LOCAL, IFA_CACHEINFO, _IFA_TARGET_NETNSID = 1, 2, 6, 10
 #: struct ifaddrmsg: family, length of the prefix, flags, scope, index of the interface.
 IFADDRMSG = struct.Struct("=BBBBI")
-_FAMILIES: Dict[int, str] = {socket.AF_INET: IPV4, socket.AF_INET6: IPV6}
+_FAMILIES: dict[int, str] = {socket.AF_INET: IPV4, socket.AF_INET6: IPV6}
 _NUMBER = struct.Struct("=i")
 
 
@@ -71,13 +71,13 @@ def each_address(sock: NetlinkSocket, family: int = socket.AF_UNSPEC, request: b
             yield found
 
 
-def addresses_behind(sock: NetlinkSocket, ports: Mapping[int, LinkKind]) -> Dict[bytes, Set[int]]:
+def addresses_behind(sock: NetlinkSocket, ports: Mapping[int, LinkKind]) -> dict[bytes, set[int]]:
     """Return the indexes of the ports behind whose other ends each address is. Raises KernelError.
 
     ``sock``: a NETLINK_ROUTE socket, whose checks of requests become strict: without, the kernel ignores the namespace.
     """
     sock.check_strictly()
-    found: Dict[bytes, Set[int]] = {}
+    found: dict[bytes, set[int]] = {}
     for number, port in ports.items():
         if port.namespace >= 0:
             for family in (socket.AF_INET, socket.AF_INET6):

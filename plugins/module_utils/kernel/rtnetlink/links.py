@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Iterable, Mapping, NamedTuple, Optional
 
 from ...base.addresses import IPV6, address_bits, is_link_local, packed, unpacked
 from ...base.errors import KernelError
@@ -106,12 +106,12 @@ class _DeviceResource(Resource[str, str]):
         self._socket = sock
         self._device = device
 
-    def observe(self) -> Dict[str, str]:
+    def observe(self) -> dict[str, str]:
         """Return the device and its kind, if it exists. Raises KernelError."""
         link = find_link(self._socket, self._device)
         return {} if link is None else {self._device: link.kind or "a physical device"}
 
-    def describe(self, key: str, value: str) -> List[str]:
+    def describe(self, key: str, value: str) -> list[str]:
         """Return one line of arguments for ``ip``."""
         return [f"link add {key} type {value}"]
 
@@ -123,7 +123,7 @@ class DummyDeviceResource(_DeviceResource):
     """
 
     #: The kinds that it may have, by preference, and what a device of any other kind is not.
-    kinds: Tuple[str, ...] = ("dummy",)
+    kinds: tuple[str, ...] = ("dummy",)
     expected = "not a dummy device"
 
     def apply(self, change: Change[str, str]) -> None:
@@ -158,7 +158,7 @@ class AddressDeviceResource(DummyDeviceResource):
     kinds = ("dummy", "bridge")
     expected = "neither a dummy device nor a bridge"
 
-    def desired(self, observed: Mapping[str, str]) -> Dict[str, str]:
+    def desired(self, observed: Mapping[str, str]) -> dict[str, str]:
         """Return the table for a device that must exist; either kind will do."""
         kind = observed.get(self._device, "")
         return {self._device: kind if kind in self.kinds else self.kinds[0]}
@@ -175,7 +175,7 @@ class MonitoringDeviceResource(_DeviceResource):
     def __init__(self, sock: NetlinkSocket) -> None:
         super().__init__(sock, MONITORING_DEVICE)
 
-    def observe(self) -> Dict[str, str]:
+    def observe(self) -> dict[str, str]:
         """Return the device and its kind, if it exists. Raises KernelError."""
         link = find_link(self._socket, MONITORING_DEVICE)
         return {MONITORING_DEVICE: link.kind} if link is not None and link.kind == MONITORING_KIND else {}
@@ -207,10 +207,10 @@ class AddressesResource(Resource[str, bool]):
         self._number = socket.AF_INET6 if family == IPV6 else socket.AF_INET
         self._device = device
 
-    def observe(self) -> Dict[str, bool]:
+    def observe(self) -> dict[str, bool]:
         """See the class; empty if there is no such device. Raises KernelError."""
         link = find_link(self._socket, self._device)
-        found: Dict[str, bool] = {}
+        found: dict[str, bool] = {}
         if link is None:
             return found
         # The kernel's own filter by device needs strict checking (4.20), so other devices' addresses are skipped here.
@@ -239,7 +239,7 @@ class AddressesResource(Resource[str, bool]):
         flags: int,
         index: int,
         *,
-        addresses: List[str],
+        addresses: list[str],
         verb: str,
         fine: Callable[[MessageError], bool],
     ) -> None:
@@ -253,7 +253,7 @@ class AddressesResource(Resource[str, bool]):
             address = addresses[refused[0].position]
             raise KernelError(f"address {address} cannot be {verb} on {self._device}: {refused[0]}{others}")
 
-    def _messages(self, kind: int, request_flags: int, index: int, addresses: Iterable[str]) -> List[Message]:
+    def _messages(self, kind: int, request_flags: int, index: int, addresses: Iterable[str]) -> list[Message]:
         # Without duplicate address detection, which would never end on a device that is down.
         flags = _IFA_F_NODAD if self._deprecated else 0
         head = IFADDRMSG.pack(self._number, address_bits(self.family), flags, 0, index)
@@ -266,6 +266,6 @@ class AddressesResource(Resource[str, bool]):
             found.append((kind, request_flags, head + attribute(IFA_LOCAL, raw) + attribute(IFA_ADDRESS, raw) + tail))
         return found
 
-    def describe(self, key: str, value: bool) -> List[str]:
+    def describe(self, key: str, value: bool) -> list[str]:
         """Return one line of arguments for ``ip``."""
         return [address_line(key, self._device)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Dict, Mapping, NamedTuple, Set
+from typing import Mapping, NamedTuple
 
 from ..netlink.attributes import attribute, attribute_text, each_attribute, nested_in, parse_attributes
 from ..netlink.socket import NetlinkSocket
@@ -43,7 +43,7 @@ def kind_of(attributes: Mapping[int, memoryview]) -> str:
     return "" if kind is None else attribute_text(kind)
 
 
-def link_kinds(sock: NetlinkSocket) -> Dict[int, LinkKind]:
+def link_kinds(sock: NetlinkSocket) -> dict[int, LinkKind]:
     """Return all devices by index. ``sock`` is a NETLINK_ROUTE socket. Raises KernelError."""
     found = {}
     for view, kind, start, end in sock.dump(RTM_GETLINK, LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
@@ -52,7 +52,7 @@ def link_kinds(sock: NetlinkSocket) -> Dict[int, LinkKind]:
     return found
 
 
-def trunk_ports(sock: NetlinkSocket) -> Set[int]:
+def trunk_ports(sock: NetlinkSocket) -> set[int]:
     """Return the indexes of the ports of bridges that send frames of some VLAN with its tag. Raises KernelError.
 
     Without filters for VLANs in the kernel there are none. ``sock`` is a NETLINK_ROUTE socket.

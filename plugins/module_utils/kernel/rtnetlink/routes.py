@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from typing import Iterator, NamedTuple, Optional, Set
+from typing import Iterator, NamedTuple, Optional
 
 from ...base.addresses import IPV6, address_bits, family_of, packed
 from ..netlink.attributes import attribute, parse_attributes
@@ -68,9 +68,9 @@ def direct_route(sock: NetlinkSocket, address: str) -> Optional[DirectRoute]:
     return DirectRoute(struct.unpack("=I", oif)[0], length)
 
 
-def interfaces_with_gateways(sock: NetlinkSocket) -> Set[int]:
+def interfaces_with_gateways(sock: NetlinkSocket) -> set[int]:
     """Return the indexes of interfaces through which any table reaches a gateway. Raises KernelError."""
-    found: Set[int] = set()
+    found: set[int] = set()
     for family in (socket.AF_INET, socket.AF_INET6):
         for view, kind, start, end in sock.dump(_RTM_GETROUTE, _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
             if kind == _RTM_NEWROUTE:

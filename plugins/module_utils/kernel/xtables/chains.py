@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from typing import Collection, Deque, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Collection, Iterable, Iterator, NamedTuple, Optional
 
 from ...base.errors import KernelError
 from ...rendering.iptables.canonical import canonical_rule, target_of
@@ -43,9 +43,9 @@ class SavedTables(NamedTuple):
     ``unreadable``: tables that iptables-nft-save does not show, because they hold rules that only nft understands.
     """
 
-    chains: Dict[Tuple[str, str], List[str]]
-    builtin: Set[Tuple[str, str]]
-    unreadable: Tuple[str, ...] = ()
+    chains: dict[tuple[str, str], list[str]]
+    builtin: set[tuple[str, str]]
+    unreadable: tuple[str, ...] = ()
 
 
 _QUOTED_PAIR = re.compile(r"\\.")
@@ -81,11 +81,11 @@ def _whole_lines(text: str) -> Iterator[str]:
 
 def parse_save(text: str) -> SavedTables:
     """Parse iptables-save text (with or without counters on the chain lines)."""
-    chains: Dict[Tuple[str, str], List[str]] = {}
-    builtin: Set[Tuple[str, str]] = set()
+    chains: dict[tuple[str, str], list[str]] = {}
+    builtin: set[tuple[str, str]] = set()
     table = ""
     chain = ""
-    rules: List[str] = []
+    rules: list[str] = []
     for line in _whole_lines(text):
         head = line[:1]
         if head == "-":
@@ -164,9 +164,9 @@ def observed_table(saved: SavedTables, family: str, ownership: Ownership) -> Cha
     return table
 
 
-def _external_references(saved: SavedTables, family: str, ownership: Ownership, observed: ChainTable) -> List[ChainKey]:
+def _external_references(saved: SavedTables, family: str, ownership: Ownership, observed: ChainTable) -> list[ChainKey]:
     """Return chains of ours that rules of other programs jump to."""
-    used: List[ChainKey] = []
+    used: list[ChainKey] = []
     for (table, chain), rules in saved.chains.items():
         if ownership.owns(table, chain):
             continue
@@ -177,10 +177,10 @@ def _external_references(saved: SavedTables, family: str, ownership: Ownership, 
     return used
 
 
-def reachable_chains(saved: SavedTables, start: Iterable[ChainKey], among: Collection[object]) -> Set[ChainKey]:
+def reachable_chains(saved: SavedTables, start: Iterable[ChainKey], among: Collection[object]) -> set[ChainKey]:
     """Return those chains in ``among`` that are in ``start`` or that rules of the returned chains lead into."""
     pending = list(start)
-    reached: Set[ChainKey] = set()
+    reached: set[ChainKey] = set()
     while pending:
         key = pending.pop()
         if key not in reached and key in among:
@@ -189,7 +189,7 @@ def reachable_chains(saved: SavedTables, start: Iterable[ChainKey], among: Colle
     return reached
 
 
-def shared_chains_to_keep(saved: SavedTables, family: str, ownership: Ownership) -> List[ChainKey]:
+def shared_chains_to_keep(saved: SavedTables, family: str, ownership: Ownership) -> list[ChainKey]:
     """Return the shared chains to be kept: kubelet has chains on the node, or they hold rules that are not ours."""
     kubelet = any(chain in KUBELET_CHAINS for _table, chain in saved.chains)
     ours = ownership.shared_content
@@ -207,13 +207,13 @@ class Emptied(NamedTuple):
     ``tables``: tables, with the number of chains to be removed. ``builtin``: built-in chains as (table, chain).
     """
 
-    tables: Dict[str, int]
-    builtin: FrozenSet[Tuple[str, str]]
+    tables: dict[str, int]
+    builtin: frozenset[tuple[str, str]]
 
 
 def _emptied(saved: SavedTables, removed: ChainTable) -> Emptied:
     """Return the tables and built-in chains that are empty once the entries ``removed`` are removed."""
-    jumps: Dict[Tuple[str, str], int] = {}
+    jumps: dict[tuple[str, str], int] = {}
     for key, count in removed.items():
         if isinstance(key, JumpKey) and isinstance(count, int):
             jumps[key.table, key.chain] = jumps.get((key.table, key.chain), 0) + count
@@ -237,9 +237,9 @@ def _entries_of(key: ChainTableKey, value: ChainTableValue) -> int:
     return 2 + (len(value) if isinstance(value, tuple) else 0)
 
 
-def added_entries(change: Change[ChainTableKey, ChainTableValue]) -> Dict[str, int]:
+def added_entries(change: Change[ChainTableKey, ChainTableValue]) -> dict[str, int]:
     """Return, per table, by how many entries a change grows it."""
-    found: Dict[str, int] = {}
+    found: dict[str, int] = {}
     for key, value in change.added.items():
         found[key.table] = found.get(key.table, 0) + _entries_of(key, value)
     for key, (old, new) in change.replaced.items():
@@ -269,12 +269,12 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         self.family = variant.family
         self.variant = variant
         self.ownership = ownership
-        self.kept: List[str] = []
-        self.referenced: FrozenSet[ChainKey] = frozenset()
+        self.kept: list[str] = []
+        self.referenced: frozenset[ChainKey] = frozenset()
         self.emptied = Emptied({}, frozenset())
-        self.processes: Deque[int] = deque(maxlen=1024)
+        self.processes: deque[int] = deque(maxlen=1024)
         self._for_removal = for_removal
-        self._written: Optional[Dict[str, int]] = None
+        self._written: Optional[dict[str, int]] = None
 
     def observe(self) -> ChainTable:
         """Return our chains and jumps. Raises KernelError, also if a table with chains of ours cannot be read."""
@@ -373,7 +373,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         for table, more in added_entries(change).items():
             self._written[table] = self._written.get(table, 0) + more
 
-    def pop_written(self) -> Optional[Dict[str, int]]:
+    def pop_written(self) -> Optional[dict[str, int]]:
         """Return :func:`added_entries` of all changes since the last call; None if there was none.
 
         Only changes of legacy tables are recorded.
@@ -381,7 +381,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         written, self._written = self._written, None
         return written
 
-    def describe(self, key: ChainTableKey, value: ChainTableValue) -> List[str]:
+    def describe(self, key: ChainTableKey, value: ChainTableValue) -> list[str]:
         """Return the lines of iptables-save for one chain or jump."""
         if isinstance(key, JumpKey):
             return [f"{key.table}: -I {key.chain} {key.rule}"]

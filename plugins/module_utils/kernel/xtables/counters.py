@@ -9,7 +9,7 @@ Only the first packet of a connection passes the table nat, so the packets of a 
 from __future__ import annotations
 
 import re
-from typing import Dict, List, NamedTuple
+from typing import NamedTuple
 
 from ...base.errors import KernelError
 from ...base.progress import Progress, unheeded
@@ -34,14 +34,14 @@ class EndpointChain(NamedTuple):
 class ChainCounters(NamedTuple):
     """The chains of endpoints by name, and the names of those that each chain of a ServicePort leads to."""
 
-    endpoints: Dict[str, EndpointChain]
-    reached: Dict[str, List[str]]
+    endpoints: dict[str, EndpointChain]
+    reached: dict[str, list[str]]
 
 
 def parse_counters(text: str) -> ChainCounters:
     """Parse the output of iptables-save with counters."""
     endpoints = {chain: EndpointChain(endpoint, int(packets)) for packets, chain, endpoint in _DNAT.findall(text)}
-    reached: Dict[str, List[str]] = {}
+    reached: dict[str, list[str]] = {}
     for chain, target in _JUMP.findall(text):
         reached.setdefault(chain, []).append(target)
     return ChainCounters(endpoints, reached)

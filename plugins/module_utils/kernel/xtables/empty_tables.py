@@ -9,7 +9,7 @@ cannot be deleted at all while their module is loaded. Source: linux/netfilter/n
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Protocol, Tuple
+from typing import Iterable, Mapping, NamedTuple, Protocol
 
 from ...base.errors import KernelError
 from ...resources import Change, Kind, Resource
@@ -56,7 +56,7 @@ class EmptyTablesResource(Resource[EmptyTableKey, bool]):
         self._chains = chains
         self.family, self.qualifier = chains.family, chains.qualifier
 
-    def observe(self) -> Dict[EmptyTableKey, bool]:
+    def observe(self) -> dict[EmptyTableKey, bool]:
         """Return those tables and chains. ``chains`` must have been observed before. Raises KernelError."""
         emptied = self._chains.emptied
         if not emptied.tables and not emptied.builtin:
@@ -75,7 +75,7 @@ class EmptyTablesResource(Resource[EmptyTableKey, bool]):
         )
         return found
 
-    def _is_emptied(self, table: str, uses: Mapping[str, int], policies: Mapping[Tuple[str, str], int]) -> bool:
+    def _is_emptied(self, table: str, uses: Mapping[str, int], policies: Mapping[tuple[str, str], int]) -> bool:
         removed = self._chains.emptied.tables.get(table)
         builtin = [policy for (owner, _chain), policy in policies.items() if owner == table]
         return removed is not None and uses.get(table) == len(builtin) + removed and set(builtin) <= {ACCEPT}
@@ -85,7 +85,7 @@ class EmptyTablesResource(Resource[EmptyTableKey, bool]):
         header = family_header(self.family)
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
             for keys in _together(change.removed):
-                batch: List[Message] = [BATCH_BEGIN]
+                batch: list[Message] = [BATCH_BEGIN]
                 for key in keys:
                     what = (DELETE_CHAIN, text(NFTA_CHAIN_NAME, key.chain)) if key.chain else (DELETE_TABLE, b"")
                     batch.append((what[0], _NOT_RECURSIVE, header + text(NFTA_TABLE_NAME, key.table) + what[1]))
@@ -94,12 +94,12 @@ class EmptyTablesResource(Resource[EmptyTableKey, bool]):
                 if errors and not any(is_busy(error) or is_missing(error) for error in errors):
                     raise KernelError(f"{self.label}: {keys[-1].table}: cannot be deleted: {errors[0]}")
 
-    def describe(self, key: EmptyTableKey, value: bool) -> List[str]:
+    def describe(self, key: EmptyTableKey, value: bool) -> list[str]:
         """Return the first line of the table or chain in iptables-save."""
         return [f"{key.table}: :{key.chain} ACCEPT [0:0]" if key.chain else f"*{key.table}"]
 
 
-def _together(keys: Iterable[EmptyTableKey]) -> List[List[EmptyTableKey]]:
+def _together(keys: Iterable[EmptyTableKey]) -> list[list[EmptyTableKey]]:
     """Group the keys by transaction: a table with its chains; chains of a table that is kept, each alone."""
     listed = list(keys)
     tables = [key.table for key in listed if not key.chain]

@@ -20,7 +20,7 @@ import socket
 import struct
 import time
 from array import array
-from typing import Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Iterator, Mapping, Optional, Sequence
 
 from ...base.addresses import IPV6
 from ..raw_sockets import kernel_copy, raw_socket
@@ -64,7 +64,7 @@ class TableReader:
         kind = socket.AF_INET6 if ipv6 else socket.AF_INET
         self._socket = raw_socket(kind)
         # Per table, the positions of volatile data in the entries; valid as long as no entry moves.
-        self._volatile: Dict[str, array[int]] = {}
+        self._volatile: dict[str, array[int]] = {}
 
     def close(self) -> None:
         """Close the socket."""
@@ -206,9 +206,9 @@ class LegacyTables:
         self._reader = TableReader(family)
         self._tables = tuple(tables)
         self._clock = clock
-        self._infos: Tuple[bytes, ...] = ()
+        self._infos: tuple[bytes, ...] = ()
         # None: our own changes have altered the contents since they were read.
-        self._digests: Optional[Tuple[bytes, ...]] = None
+        self._digests: Optional[tuple[bytes, ...]] = None
         self._used = False
         self._surprised = False
         self._cost = 0.0
@@ -268,7 +268,7 @@ class LegacyTables:
             self._written_at = self._clock()
             self._verify_at = min(self._verify_at, self._written_at + _VERIFY_SECONDS)
 
-    def _read_infos(self) -> Tuple[bytes, ...]:
+    def _read_infos(self) -> tuple[bytes, ...]:
         return tuple(self._reader.info(table) for table in self._tables)
 
     def _read(self) -> None:
@@ -279,7 +279,7 @@ class LegacyTables:
         self._used = self._surprised = False
         self._verify_at = float("inf")
 
-    def _read_digests(self) -> Tuple[bytes, ...]:
+    def _read_digests(self) -> tuple[bytes, ...]:
         started = self._clock()
         self._digests = tuple(self._reader.digest(table) for table in self._tables)
         self._read_at = self._clock()

@@ -10,7 +10,7 @@ only if the counter exists. Reading creates none (the kernel may load its module
 from __future__ import annotations
 
 import struct
-from typing import Dict, Iterable, Tuple
+from typing import Iterable
 
 from ..facts import kernel_release
 from ..modules.modules import asking_loads, available_modules, present_modules
@@ -26,12 +26,12 @@ _MATCH_MODULE = "xt_nfacct"
 _FAMILY_HEADER = struct.pack("=BBH", 0, 0, 0)
 
 
-def nfacct_packets() -> Dict[str, int]:
+def nfacct_packets() -> dict[str, int]:
     """Return the packets of all counters by name; empty without nfacct in the kernel or permission to read.
 
     Raises KernelError if netlink itself fails.
     """
-    found: Dict[str, int] = {}
+    found: dict[str, int] = {}
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         try:
             for buffer, _kind, start, end in sock.dump(_GET, _FAMILY_HEADER):
@@ -43,12 +43,12 @@ def nfacct_packets() -> Dict[str, int]:
     return found
 
 
-def nfacct_counters() -> Tuple[str, ...]:
+def nfacct_counters() -> tuple[str, ...]:
     """Return the names of all counters, sorted; see :func:`nfacct_packets`. Raises KernelError."""
     return tuple(sorted(nfacct_packets()))
 
 
-def usable_nfacct_counters() -> Tuple[str, ...]:
+def usable_nfacct_counters() -> tuple[str, ...]:
     """Return the names of all counters if rules can match them here, else none; the kernel loads no module.
 
     Raises KernelError.

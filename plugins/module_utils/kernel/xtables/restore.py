@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from typing import List, Set
 
 from ...base.errors import KernelError
 from ...base.progress import Progress, unheeded
@@ -42,13 +41,13 @@ class RestoreError(KernelError):
     """iptables-restore has refused a text, or could not acquire the lock."""
 
 
-def _known_extensions(family: str) -> Set[str]:
+def _known_extensions(family: str) -> set[str]:
     prefix = "ip6" if family == "IPv6" else "ip"
     lists = [read_text(f"/proc/net/{prefix}_tables_{kind}") for kind in ("matches", "targets")]
     return set() if None in lists else {name for text in lists for name in (text or "").split()}
 
 
-def missing_extensions(variant: XtablesVariant, text: str) -> List[str]:
+def missing_extensions(variant: XtablesVariant, text: str) -> list[str]:
     """Return extensions of a restore text that the kernel has not registered; always empty for the nft variant."""
     known = _known_extensions(variant.family)
     if variant.name != LEGACY or not known:
@@ -71,7 +70,7 @@ def failure_line(variant: XtablesVariant, text: str, done: Completed, wait: floa
     return f"{program}: {reason or f'refused by the kernel (exit status {done.status})'}{_where(lines, number, reason)}"
 
 
-def _reasons(variant: XtablesVariant, text: str, output: str, line: str) -> List[str]:
+def _reasons(variant: XtablesVariant, text: str, output: str, line: str) -> list[str]:
     """Return the reasons in the output of a failed restore, or those that follow from the line that failed."""
     missing = sorted(set(_MISSING_EXTENSION.findall(output)))
     libraries = _MISSING_LIBRARY.findall(output)
@@ -90,7 +89,7 @@ def _reasons(variant: XtablesVariant, text: str, output: str, line: str) -> List
     return ["the rule does not exist any more"] if line.startswith("-D ") else []
 
 
-def _where(lines: List[str], number: int, reason: str) -> str:
+def _where(lines: list[str], number: int, reason: str) -> str:
     """Return the failed line of the text, in parentheses.
 
     A failed COMMIT means its whole table: iptables-nft looks for chains and sets only then. If the reason quotes one,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from ...base.errors import ConfigurationError, KernelError, errors_as
 from ...rendering.iptables.canonical import canonical_rule, target_of
@@ -30,7 +30,7 @@ from .variant import NFT, XtablesVariant
 CHAIN = "chain"
 BUILTIN = "builtin"
 
-Rules = Tuple[str, ...]
+Rules = tuple[str, ...]
 
 
 class SavedChainKey(NamedTuple):
@@ -41,7 +41,7 @@ class SavedChainKey(NamedTuple):
     chain: str
 
 
-SavedChainTable = Dict[SavedChainKey, Rules]
+SavedChainTable = dict[SavedChainKey, Rules]
 SavedChange = Change[SavedChainKey, Rules]
 
 
@@ -52,11 +52,11 @@ def merged_rules(observed: Sequence[str], saved: Sequence[str], ours: Callable[[
     """
     others = [rule for rule in observed if not ours(rule)]
     before = [rule for rule in saved if not ours(rule)]
-    place: Dict[int, int] = {}
+    place: dict[int, int] = {}
     matcher = difflib.SequenceMatcher(None, before, others, autojunk=False)
     for block in matcher.get_matching_blocks():
         place.update((block.a + step, block.b + step) for step in range(block.size))
-    inserted: Dict[int, List[str]] = {}
+    inserted: dict[int, list[str]] = {}
     position = number = 0
     for rule in saved:
         if ours(rule):
@@ -64,16 +64,16 @@ def merged_rules(observed: Sequence[str], saved: Sequence[str], ours: Callable[[
         else:
             position = place[number] + 1 if number in place else position
             number += 1
-    merged: List[str] = []
+    merged: list[str] = []
     for index in range(len(others) + 1):
         merged += inserted.get(index, ())
         merged += others[index : index + 1]
     return tuple(merged)
 
 
-def places_in(known: SavedTables) -> Tuple[str, ...]:
+def places_in(known: SavedTables) -> tuple[str, ...]:
     """Return the existing tables, each followed by its built-in chains as ``TABLE CHAIN``."""
-    found: Dict[str, None] = {}
+    found: dict[str, None] = {}
     for table, chain in known.chains:
         found[table] = None
         if (table, chain) in known.builtin:
@@ -81,7 +81,7 @@ def places_in(known: SavedTables) -> Tuple[str, ...]:
     return tuple(found)
 
 
-def places_of_nft(family: str) -> Tuple[str, ...]:
+def places_of_nft(family: str) -> tuple[str, ...]:
     """Return the same for iptables-nft, whose save program lists chains that do not exist. Raises KernelError."""
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         tables = [table.name for table in nft_tables(sock, family)]
@@ -96,9 +96,9 @@ def restore_lines(commit: Commit, ours: Callable[[str, str], bool]) -> str:
     Raises KernelError if a rule or a name holds a line break.
     """
     change: SavedChange = commit.change
-    chains: List[str] = []
-    first: List[str] = []
-    last: List[str] = []
+    chains: list[str] = []
+    first: list[str] = []
+    last: list[str] = []
     wanted = change.new_values()
     before = {**change.removed, **{key: old for key, (old, _new) in change.replaced.items()}}
     for key in (*change.removed, *change.replaced, *change.added):
@@ -117,9 +117,9 @@ def restore_lines(commit: Commit, ours: Callable[[str, str], bool]) -> str:
         return transaction(commit.table, chains, map(one_line, [*first, *last]))
 
 
-def saved_portions(change: SavedChange) -> List[List[Commit]]:
+def saved_portions(change: SavedChange) -> list[list[Commit]]:
     """Split a large change as :func:`portions` does; all built-in chains change in one step, as jumps do there."""
-    keys: Dict[ChainTableKey, SavedChainKey] = {
+    keys: dict[ChainTableKey, SavedChainKey] = {
         ChainKey(key.table, key.chain) if key.kind == CHAIN else JumpKey(key.table, key.chain, ""): key
         for key in (*change.added, *change.replaced, *change.removed)
     }
@@ -159,11 +159,11 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
         self.family, self.qualifier = variant.family, variant.name
         self.ownership = ownership
         self.saved = dict(saved or {})
-        self.places: Tuple[str, ...] = ()
+        self.places: tuple[str, ...] = ()
         self._restoring = saved is not None
         self._places_then = frozenset(places)
         self.emptied = Emptied({}, frozenset())
-        self._keep: Set[ChainKey] = set()
+        self._keep: set[ChainKey] = set()
 
     def _is_jump(self, table: str, rule: str) -> bool:
         """Return whether a rule of a built-in chain leads into a chain of ours that need not be kept."""
@@ -196,12 +196,12 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
         self.emptied = self._emptied(known, table)
         return table
 
-    def _chains_to_keep(self, known: SavedTables) -> Set[ChainKey]:
+    def _chains_to_keep(self, known: SavedTables) -> set[ChainKey]:
         """Return chains of ours that are not saved but must be kept, because other programs use them."""
         if not self._restoring:
             return set()
         back = {ChainKey(key.table, key.chain) for key in self.saved if key.kind == CHAIN}
-        used: List[ChainKey] = []
+        used: list[ChainKey] = []
         for (table, chain), rules in known.chains.items():
             if (table, chain) in known.builtin or self.ownership.owns(table, chain):
                 continue
@@ -211,9 +211,9 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
         return reachable_chains(known, used, {ChainKey(*chain) for chain in known.chains} - back)
 
     def _emptied(self, known: SavedTables, table: SavedChainTable) -> Emptied:
-        ours: Dict[str, int] = {}
-        occupied: Set[str] = set()
-        builtin: Set[Tuple[str, str]] = set()
+        ours: dict[str, int] = {}
+        occupied: set[str] = set()
+        builtin: set[tuple[str, str]] = set()
         for (name, chain), rules in known.chains.items():
             if (name, chain) in known.builtin:
                 if not all(self._is_jump(name, rule) for rule in rules):
@@ -247,7 +247,7 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
             text = "".join(restore_lines(commit, self._is_jump) for commit in run)
             restore(self.variant, text, self.progress)
 
-    def describe(self, key: SavedChainKey, value: Rules) -> List[str]:
+    def describe(self, key: SavedChainKey, value: Rules) -> list[str]:
         """Return the lines of iptables-save for one chain."""
         head: Iterable[str] = [f"{key.table}: :{key.chain} - [0:0]"] if key.kind == CHAIN else []
         return [*head, *(f"{key.table}: -A {key.chain} {rule}" for rule in value)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Callable, Iterable, NamedTuple, Optional
 
 from ...base.addresses import IPV4, IPV6
 from ...base.errors import KernelError, NotInstalledError
@@ -37,7 +37,7 @@ _LISTING_WAIT = 5
 _NAMES = "/proc/net/{}_tables_names"
 TABLES = ("raw", "mangle", "nat", "filter", "security")
 
-Version = Tuple[int, int, int]
+Version = tuple[int, int, int]
 
 
 class XtablesVariant(NamedTuple):
@@ -74,7 +74,7 @@ class XtablesVariant(NamedTuple):
         return f"{_PREFIX[self.family]} {'.'.join(map(str, self.version))} ({self.name}: {self.reason})"
 
 
-def parse_version(text: str) -> Optional[Tuple[Version, str]]:
+def parse_version(text: str) -> Optional[tuple[Version, str]]:
     """Parse ``iptables v1.8.9 (nf_tables)`` as version and variant; versions before 1.8 are legacy."""
     found = _VERSION.search(text)
     if not found:
@@ -97,26 +97,26 @@ class Survey:
     """
 
     def __init__(self) -> None:
-        self._versions: Dict[str, Optional[Tuple[Version, str]]] = {}
-        self._found: Dict[str, Tuple[Dict[str, _Programs], str]] = {}
-        self._saves: Dict[Tuple[str, str], str] = {}
+        self._versions: dict[str, Optional[tuple[Version, str]]] = {}
+        self._found: dict[str, tuple[dict[str, _Programs], str]] = {}
+        self._saves: dict[tuple[str, str], str] = {}
 
-    def _version(self, main: str) -> Optional[Tuple[Version, str]]:
+    def _version(self, main: str) -> Optional[tuple[Version, str]]:
         # The names of both families are usually links to one file, which reports the same version under each.
         file = os.path.realpath(main)
         if file not in self._versions:
             self._versions[file] = parse_version(run([main, "--version"], timeout=20).output)
         return self._versions[file]
 
-    def installed(self, family: str) -> Tuple[Dict[str, _Programs], str]:
+    def installed(self, family: str) -> tuple[dict[str, _Programs], str]:
         """Return the programs of each variant, and the variant of the plain name (empty if there is none)."""
         if family not in self._found:
             self._found[family] = self._look(family)
         return self._found[family]
 
-    def _look(self, family: str) -> Tuple[Dict[str, _Programs], str]:
+    def _look(self, family: str) -> tuple[dict[str, _Programs], str]:
         prefix = _PREFIX[family]
-        found: Dict[str, _Programs] = {}
+        found: dict[str, _Programs] = {}
         default = ""
         # Alternatives can make the plain names another variant at any time, while rules stay where they are.
         for name in (f"{prefix}-{LEGACY}", f"{prefix}-{NFT}", prefix):
@@ -155,7 +155,7 @@ class Survey:
         return self._saves[key]
 
 
-def table_names(family: str) -> List[str]:
+def table_names(family: str) -> list[str]:
     """Return the tables that legacy iptables has created in this network namespace.
 
     The kernel lists them in a file of mode 0440, root's and its group's. Without access to it, each table whose module
@@ -188,7 +188,7 @@ def run_save(program: str, variant: str, family: str, progress: Progress = unhee
     return done
 
 
-def _asked_table_names(family: str, prefix: str) -> List[str]:
+def _asked_table_names(family: str, prefix: str) -> list[str]:
     modules = {f"{prefix}table_{table}": table for table in TABLES}
     # A kernel without modules has its tables built in, and a query cannot load anything.
     present = present_modules(modules, kernel_release()) if os.path.exists("/proc/modules") else set(modules)
@@ -205,7 +205,7 @@ def _hinted(saved: str) -> str:
     return chains[0].split()[0][1:] if chains else ""
 
 
-def chosen_by_kubelet(saved: Callable[[str, str], str]) -> Tuple[str, str]:
+def chosen_by_kubelet(saved: Callable[[str, str], str]) -> tuple[str, str]:
     """Return the variant to which kubelet writes, nft if both, with the chain that shows it; two empty texts if none.
 
     ``saved``: as for :func:`choose`.
@@ -214,7 +214,7 @@ def chosen_by_kubelet(saved: Callable[[str, str], str]) -> Tuple[str, str]:
     return next((each for each in found if each[1]), ("", ""))
 
 
-def choose(variants: Iterable[str], saved: Callable[[str, str], str], default: str) -> Tuple[str, str]:
+def choose(variants: Iterable[str], saved: Callable[[str, str], str], default: str) -> tuple[str, str]:
     """Return the variant to use out of those installed, and why.
 
     ``saved`` returns the iptables-save text of a variant, of both families, for one table or (empty) for all. kubelet's
@@ -238,8 +238,8 @@ def choose(variants: Iterable[str], saved: Callable[[str, str], str], default: s
     return default or NFT, "the variant of the plain iptables command"
 
 
-def _table_lines(text: str, table: str) -> List[str]:
-    lines: List[str] = []
+def _table_lines(text: str, table: str) -> list[str]:
+    lines: list[str] = []
     current = ""
     for line in text.splitlines():
         if line.startswith("*"):
@@ -304,7 +304,7 @@ def unsupported_reason(family: str, variant: Optional[XtablesVariant]) -> str:
     return ""
 
 
-def _listing_command(variant: XtablesVariant) -> List[str]:
+def _listing_command(variant: XtablesVariant) -> list[str]:
     """Return the command that succeeds if the kernel supports NAT; empty if it need not be run.
 
     Listing a table with legacy iptables creates the table. So if it does not exist yet, its module decides, if that is

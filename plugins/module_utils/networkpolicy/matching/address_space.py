@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import AbstractSet, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import AbstractSet, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 from ..limits import TooManyRows
 from .compiled import Block, Interval
 
-_NONE: FrozenSet[Block] = frozenset()
+_NONE: frozenset[Block] = frozenset()
 
 
 class Piece(NamedTuple):
@@ -19,22 +19,22 @@ class Piece(NamedTuple):
 
     first: int
     last: int
-    blocks: FrozenSet[Block]
+    blocks: frozenset[Block]
 
 
-def pieces_of(blocks: Iterable[Block], most: Optional[int] = None) -> List[Piece]:
+def pieces_of(blocks: Iterable[Block], most: Optional[int] = None) -> list[Piece]:
     """Return the pieces covered by any block, in order; adjacent pieces have different blocks.
 
     Raises TooManyRows if there are more than ``most``, each counted once for every block that contains it.
     """
-    events: List[Tuple[int, bool, Block]] = []
+    events: list[tuple[int, bool, Block]] = []
     for block in blocks:
         for first, last in block.intervals:
             events += [(first, True, block), (last + 1, False, block)]
     events.sort(key=lambda event: event[0])
-    active: Dict[Block, None] = {}
-    known: Dict[FrozenSet[Block], FrozenSet[Block]] = {}
-    found: List[Piece] = []
+    active: dict[Block, None] = {}
+    known: dict[frozenset[Block], frozenset[Block]] = {}
+    found: list[Piece] = []
     position = index = total = 0
     while index < len(events):
         at = events[index][0]
@@ -87,8 +87,8 @@ class AddressSpace:
 
     def __init__(self, most: Optional[int] = None) -> None:
         self._most = most
-        self.pieces: List[Piece] = []
-        self._starts: List[int] = []
+        self.pieces: list[Piece] = []
+        self._starts: list[int] = []
 
     def divide(self, blocks: AbstractSet[Block]) -> None:
         """Replace the pieces by those of other blocks. Raises TooManyRows."""
@@ -102,7 +102,7 @@ class AddressSpace:
             return None
         return self.pieces[position]
 
-    def blocks_at(self, address: int) -> FrozenSet[Block]:
+    def blocks_at(self, address: int) -> frozenset[Block]:
         """Return the blocks that contain an address."""
         piece = self.piece_at(address)
         return _NONE if piece is None else piece.blocks

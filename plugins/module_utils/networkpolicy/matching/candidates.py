@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, Iterable, Mapping, Set, Tuple
+from typing import Collection, Iterable, Mapping
 
 from ...cluster.model import NamespacedName
 from ...cluster.policies.policy_model import Namespace, Pod, PodPeer
@@ -13,7 +13,7 @@ from ...cluster.policies.selectors import LabelSelector
 from .compiled import weight
 from .port_names import PortNames
 
-_Label = Tuple[str, str]
+_Label = tuple[str, str]
 #: Each peer counts for at least this many pods: it may be compared with pods that come.
 FEWEST_PODS = 100
 
@@ -36,11 +36,11 @@ class Candidates:
         self._of_namespace = of_namespace
         self._namespaces = namespaces
         self.names = PortNames(pods, of_namespace)
-        self._known: Dict[PodPeer, int] = {}
-        self._reach: Dict[PodPeer, int] = {}
+        self._known: dict[PodPeer, int] = {}
+        self._reach: dict[PodPeer, int] = {}
         # By namespace: the number of pods with a label.
-        self._counts: Dict[str, Dict[_Label, int]] = {}
-        self._by_label: Dict[_Label, Set[str]] = {}
+        self._counts: dict[str, dict[_Label, int]] = {}
+        self._by_label: dict[_Label, set[str]] = {}
 
     def exceed(self, peers: Collection[PodPeer], most: int) -> bool:
         """Return whether the candidates of all peers together are more than ``most``."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Iterable, NamedTuple, Optional, Sequence
 
 from ...base.addresses import FAMILIES, Network, address_bits
 from ...cluster.policies.policy_model import EGRESS, BlockPeer, ContainerPort, PodPeer, PolicyPort, PolicyRule
@@ -32,7 +32,7 @@ class PeerEntry:
     def __init__(self, peer: PodPeer) -> None:
         self.peer = peer
         self.digest = peer_digest(peer)
-        self.contents: Set[Content] = set()
+        self.contents: set[Content] = set()
         self.candidates = 0
         self.weight = weight(peer)
         self.uses = 0
@@ -41,16 +41,16 @@ class PeerEntry:
 class Content(NamedTuple):
     """The identity of a class of peers: the pod peers and blocks that match it, and port names that rules use."""
 
-    peers: FrozenSet[PeerEntry] = frozenset()
-    blocks: FrozenSet[Block] = frozenset()
-    ports: FrozenSet[ContainerPort] = frozenset()
+    peers: frozenset[PeerEntry] = frozenset()
+    blocks: frozenset[Block] = frozenset()
+    ports: frozenset[ContainerPort] = frozenset()
 
     def __bool__(self) -> bool:
         return bool(self.peers or self.blocks or self.ports)
 
 
 #: First and last address of a range, as numbers.
-Interval = Tuple[int, int]
+Interval = tuple[int, int]
 DIGEST_BYTES = 16
 
 
@@ -73,7 +73,7 @@ class Block:
 
     __slots__ = ("digest", "family", "intervals")
 
-    def __init__(self, family: str, intervals: Tuple[Interval, ...]) -> None:
+    def __init__(self, family: str, intervals: tuple[Interval, ...]) -> None:
         self.family = family
         self.intervals = intervals
         self.digest = digest(family.encode(), repr(intervals).encode())
@@ -96,10 +96,10 @@ class CompiledRule(NamedTuple):
     """A rule. ``every_peer``: it matches any source or destination. ``ports``: those given by number."""
 
     every_peer: bool
-    pods: Tuple[PodPeer, ...]
-    blocks: Tuple[Block, ...]
+    pods: tuple[PodPeer, ...]
+    blocks: tuple[Block, ...]
     ports: PortSet
-    names: FrozenSet[NamedPort] = frozenset()
+    names: frozenset[NamedPort] = frozenset()
     action: str = ""
 
     @property
@@ -123,9 +123,9 @@ def compile_rule(rule: PolicyRule) -> CompiledRule:
     )
 
 
-def compile_rules(rules: Iterable[Optional[PolicyRule]]) -> Tuple[CompiledRule, ...]:
+def compile_rules(rules: Iterable[Optional[PolicyRule]]) -> tuple[CompiledRule, ...]:
     """Compile the rules that can match anything. Rules of a NetworkPolicy with the same ports become one."""
-    merged: Dict[Optional[Tuple[PolicyPort, ...]], List[PolicyRule]] = {}
+    merged: dict[Optional[tuple[PolicyPort, ...]], list[PolicyRule]] = {}
     for rule in rules:
         if rule is None:
             continue
@@ -141,11 +141,11 @@ def _merged(rules: Sequence[PolicyRule]) -> PolicyRule:
     return PolicyRule(() if every else tuple(peer for rule in rules for peer in rule.peers), rules[0].ports)
 
 
-def _ports(ports: Sequence[Optional[PolicyPort]]) -> Tuple[PortSet, FrozenSet[NamedPort]]:
+def _ports(ports: Sequence[Optional[PolicyPort]]) -> tuple[PortSet, frozenset[NamedPort]]:
     if not ports:
         return EVERYTHING, frozenset()
-    ranges: List[Range] = []
-    names: Set[NamedPort] = set()
+    ranges: list[Range] = []
+    names: set[NamedPort] = set()
     for port in ports:
         if port is None:
             continue
@@ -161,9 +161,9 @@ def interval_of(network: Network) -> Interval:
     return network.first, network.first + (1 << (address_bits(network.family) - network.prefix_length)) - 1
 
 
-def merge(intervals: Iterable[Interval]) -> List[Interval]:
+def merge(intervals: Iterable[Interval]) -> list[Interval]:
     """Return the union of intervals as intervals that do not touch, in order."""
-    merged: List[Interval] = []
+    merged: list[Interval] = []
     for first, last in sorted(intervals):
         if merged and merged[-1][1] >= first - 1:
             if last > merged[-1][1]:
@@ -187,7 +187,7 @@ def _without(outer: Interval, excepted: Sequence[Interval]) -> Iterable[Interval
 def _blocks(peers: Sequence[BlockPeer]) -> Iterable[Block]:
     """Yield the union of the ipBlocks of one rule, for each family that has any."""
     for family in FAMILIES:
-        intervals: List[Interval] = []
+        intervals: list[Interval] = []
         for peer in peers:
             if peer.network.family == family:
                 intervals += _without(interval_of(peer.network), list(map(interval_of, peer.excepted)))

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Optional, Set
+import builtins
+from typing import NamedTuple, Optional
 
 from ...cluster.model import NamespacedName
 from ..limits import TooManyRows
@@ -18,7 +19,7 @@ class _Group(NamedTuple):
     """A content and the pods that have it."""
 
     content: Content
-    pods: Set[NamespacedName]
+    pods: set[NamespacedName]
 
 
 class PodContents:
@@ -27,14 +28,14 @@ class PodContents:
     def __init__(self, most: Optional[int] = None) -> None:
         self._most = most
         self._matches = 0
-        self._of_pod: Dict[NamespacedName, Content] = {}
-        self._groups: Dict[Content, _Group] = {}
+        self._of_pod: dict[NamespacedName, Content] = {}
+        self._groups: dict[Content, _Group] = {}
 
     def of(self, key: NamespacedName) -> Content:
         """Return the content of a pod."""
         return self._of_pod.get(key, _NOTHING)
 
-    def members(self, entry: PeerEntry) -> Set[NamespacedName]:
+    def members(self, entry: PeerEntry) -> builtins.set[NamespacedName]:
         """Return the pods that a peer matches."""
         return {key for content in entry.contents for key in self._groups[content].pods}
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, FrozenSet, Iterable, Optional, Set, Tuple
+from typing import AbstractSet, Iterable, Optional
 
 from ...base.addresses import packed
 from ...cluster.model import NamespacedName
@@ -20,7 +20,7 @@ def counts(pod: Optional[Pod]) -> bool:
     return pod is not None and not pod.ended and not pod.host_network
 
 
-def addresses_of(pod: Optional[Pod]) -> Tuple[Address, ...]:
+def addresses_of(pod: Optional[Pod]) -> tuple[Address, ...]:
     """Return the addresses that a pod claims; none if policies do not apply to it."""
     if pod is None or not counts(pod):
         return ()
@@ -37,19 +37,19 @@ class AddressOwners:
     """
 
     def __init__(self, node_name: str, node_addresses: Iterable[Address] = ()) -> None:
-        self.owners: Dict[Address, Pod] = {}
+        self.owners: dict[Address, Pod] = {}
         #: The pods of the node that claim an address, the strongest claim first.
-        self.local: Dict[Address, Tuple[Pod, ...]] = {}
+        self.local: dict[Address, tuple[Pod, ...]] = {}
         #: The addresses that pods of the node and others claim, of which none is being deleted.
-        self.disputed: Set[Address] = set()
+        self.disputed: set[Address] = set()
         self._node_name = node_name
         # Nearly always one pod; a tuple needs a fifth of a dictionary's memory.
-        self._claims: Dict[Address, Tuple[Pod, ...]] = {}
+        self._claims: dict[Address, tuple[Pod, ...]] = {}
         self._node_addresses: AbstractSet[Address] = frozenset(node_addresses)
 
-    def replace(self, before: Optional[Pod], now: Optional[Pod]) -> Set[Address]:
+    def replace(self, before: Optional[Pod], now: Optional[Pod]) -> set[Address]:
         """Replace one version of a pod by another, and return the addresses whose owner changed."""
-        touched: Dict[Address, None] = {}
+        touched: dict[Address, None] = {}
         if before is not None:
             touched = dict.fromkeys(addresses_of(before))
             for address in touched:
@@ -62,34 +62,34 @@ class AddressOwners:
                 touched[address] = None
         return {address for address in touched if self._decide(address)}
 
-    def set_node_addresses(self, addresses: Iterable[Address]) -> Set[Address]:
+    def set_node_addresses(self, addresses: Iterable[Address]) -> set[Address]:
         """Apply the node's addresses, and return those whose owner changed."""
         before, self._node_addresses = self._node_addresses, frozenset(addresses)
         return {address for address in before ^ self._node_addresses if self._decide(address)}
 
-    def owners_of(self, pod: Optional[Pod]) -> Set[NamespacedName]:
+    def owners_of(self, pod: Optional[Pod]) -> set[NamespacedName]:
         """Return the pods that own the addresses that a pod claims."""
         found = (self.owners.get(address) for address in addresses_of(pod))
         return {owner.key for owner in found if owner is not None}
 
-    def owned_by(self, pod: Optional[Pod]) -> FrozenSet[Address]:
+    def owned_by(self, pod: Optional[Pod]) -> frozenset[Address]:
         """Return the addresses that a pod both claims and owns."""
         return frozenset(address for address in addresses_of(pod) if self.owners.get(address) is pod)
 
-    def judged(self, address: Address) -> Tuple[Pod, ...]:
+    def judged(self, address: Address) -> tuple[Pod, ...]:
         """Return the pods whose policies apply to an address: all those of the node, or else the owner."""
         owner = self.owners.get(address)
         return self.local.get(address) or ((owner,) if owner is not None else ())
 
-    def claims(self, address: Address) -> Tuple[Pod, ...]:
+    def claims(self, address: Address) -> tuple[Pod, ...]:
         """Return the pods that claim an address."""
         return self._claims.get(address, ())
 
-    def refused(self) -> FrozenSet[Tuple[Address, NamespacedName]]:
+    def refused(self) -> frozenset[tuple[Address, NamespacedName]]:
         """Return the node's addresses that pods claim, with these pods."""
         return frozenset((address, pod.key) for address in self._node_addresses for pod in self.claims(address))
 
-    def _strength(self, pod: Pod) -> Tuple[bool, bool, str, str, NamespacedName]:
+    def _strength(self, pod: Pod) -> tuple[bool, bool, str, str, NamespacedName]:
         return (not pod.deleting, pod.node_name == self._node_name, pod.created, pod.uid, pod.key)
 
     def _decide(self, address: Address) -> bool:

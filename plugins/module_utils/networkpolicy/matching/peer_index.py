@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Iterator, Mapping, Optional
 
 from ...cluster.policies.policy_model import Namespace, Pod, PodPeer
 from ...cluster.policies.selectors import LabelSelector
@@ -17,11 +17,11 @@ class PodPeers:
 
     def __init__(self, namespaces: Mapping[str, Namespace]) -> None:
         self.index = PeerIndex(namespaces)
-        self._new: Dict[PeerEntry, None] = {}
-        self._gone: Dict[PeerEntry, None] = {}
-        self._entries: Dict[PodPeer, PeerEntry] = {}
+        self._new: dict[PeerEntry, None] = {}
+        self._gone: dict[PeerEntry, None] = {}
+        self._entries: dict[PodPeer, PeerEntry] = {}
         # Unused ones that are still part of the content of pods.
-        self._leaving: Dict[PodPeer, PeerEntry] = {}
+        self._leaving: dict[PodPeer, PeerEntry] = {}
 
     def acquire(self, peer: PodPeer) -> PeerEntry:
         """Return the entry of a peer, and count one more use."""
@@ -40,7 +40,7 @@ class PodPeers:
         if not entry.uses:
             self._gone[entry] = None
 
-    def flush(self) -> Tuple[List[PeerEntry], List[PeerEntry]]:
+    def flush(self) -> tuple[list[PeerEntry], list[PeerEntry]]:
         """Bring the index up to date; return the peers added and those removed since the last call."""
         gone = [entry for entry in self._gone if not entry.uses]
         new = [entry for entry in self._new if entry.uses]
@@ -57,7 +57,7 @@ class PodPeers:
 
 
 # Peers by a label that pods, or namespaces, must have, and those that require no certain one, by None.
-_Bucket = Dict[Optional[Tuple[str, str]], Dict[PeerEntry, None]]
+_Bucket = dict[Optional[tuple[str, str]], dict[PeerEntry, None]]
 
 
 class PeerIndex:
@@ -69,11 +69,11 @@ class PeerIndex:
 
     def __init__(self, namespaces: Mapping[str, Namespace]) -> None:
         self._namespaces = namespaces
-        self._of_one: Dict[str, _Bucket] = {}
+        self._of_one: dict[str, _Bucket] = {}
         # Peers that select namespaces, by a label that these must have.
         self._selecting: _Bucket = {}
         # Those that select this one, for each namespace that had a pod to match.
-        self._selected_by: Dict[str, _Bucket] = {}
+        self._selected_by: dict[str, _Bucket] = {}
         #: What the comparisons with pods have cost: the caller sets it to 0.
         self.compared = 0
 
@@ -100,7 +100,7 @@ class PeerIndex:
         """Forget which peers select a namespace."""
         self._selected_by.pop(name, None)
 
-    def matching(self, pod: Pod) -> List[PeerEntry]:
+    def matching(self, pod: Pod) -> list[PeerEntry]:
         """Return the peers that match a pod."""
         labels = pod.labels
         candidates = list(self._candidates(pod))

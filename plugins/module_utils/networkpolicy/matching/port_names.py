@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import AbstractSet, Collection, Dict, FrozenSet, Iterable, Mapping, NamedTuple, Optional
+from typing import AbstractSet, Collection, Iterable, Mapping, NamedTuple, Optional
 
 from ...cluster.model import NamespacedName
 from ...cluster.policies.policy_model import EGRESS, ContainerPort, Pod
@@ -44,7 +44,7 @@ class PortNames:
         self._pods = pods
         self._of_namespace = of_namespace
         self._used = used
-        self._known: Dict[Optional[str], _Layouts] = {}
+        self._known: dict[Optional[str], _Layouts] = {}
 
     def of_rules(self, rules: Iterable[CompiledRule], direction: str, namespace: str) -> Resolved:
         """Return what the names in rules of a namespace's policy resolve to, at most.
@@ -74,7 +74,7 @@ class PortNames:
             found = self._known[namespace] = _Layouts(len(different), counts)
         return found
 
-    def layout(self, ports: Iterable[ContainerPort]) -> FrozenSet[ContainerPort]:
+    def layout(self, ports: Iterable[ContainerPort]) -> frozenset[ContainerPort]:
         """Return the ports of a pod that have one of the names to consider."""
         return frozenset(port for port in ports if self._used is None or port.name in self._used)
 

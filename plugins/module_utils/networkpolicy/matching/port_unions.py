@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, NamedTuple, Sequence, Tuple
+from typing import NamedTuple, Sequence
 
 from .ports import EVERYTHING, NOTHING, PortSet, Range, union
 
@@ -16,7 +16,7 @@ MOST_KNOWN_RANGES = 200_000
 class _Known(NamedTuple):
     """A union, and its parts, which are kept because they are compared by identity."""
 
-    parts: Tuple[PortSet, ...]
+    parts: tuple[PortSet, ...]
     union: PortSet
 
 
@@ -35,8 +35,8 @@ class PortUnions:
 
     def __init__(self) -> None:
         self.ranges = self.steps = 0
-        self._known: Dict[Tuple[FrozenSet[int], FrozenSet[Range]], _Known] = {}
-        self._shared: Dict[PortSet, _Shared] = {}
+        self._known: dict[tuple[frozenset[int], frozenset[Range]], _Known] = {}
+        self._shared: dict[PortSet, _Shared] = {}
 
     def of(self, parts: Sequence[PortSet], ranges: Sequence[Range] = ()) -> PortSet:
         """Return the union of port sets and of a few further ranges, without a copy if possible."""
@@ -50,7 +50,7 @@ class PortUnions:
             known = self._known[key] = self._computed(tuple(parts), ranges)
         return known.union
 
-    def _computed(self, parts: Tuple[PortSet, ...], ranges: Sequence[Range]) -> _Known:
+    def _computed(self, parts: tuple[PortSet, ...], ranges: Sequence[Range]) -> _Known:
         found = union([*ranges, *(each for part in parts for each in part.ranges)])
         self.steps += len(ranges) + sum(len(part.ranges) for part in parts)
         if self.ranges > MOST_KNOWN_RANGES:

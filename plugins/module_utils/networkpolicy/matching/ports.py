@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple, Union
+from typing import Iterable, NamedTuple, Sequence, Union
 
 from ...cluster.policies.policy_model import ACCEPT, DENY
 
@@ -16,13 +16,13 @@ LAST_PORT = 65535
 MOST_RANGES = len(PROTOCOL_NUMBERS) * (LAST_PORT + 1) // 2
 
 #: Protocol number, first and last port.
-Range = Tuple[int, int, int]
+Range = tuple[int, int, int]
 
 
 class PortSet(NamedTuple):
     """Ranges that neither overlap nor touch, in order; ``everything``: every packet, whatever its protocol."""
 
-    ranges: Tuple[Range, ...] = ()
+    ranges: tuple[Range, ...] = ()
     everything: bool = False
 
     def __bool__(self) -> bool:
@@ -50,7 +50,7 @@ EVERYTHING = PortSet((), True)
 def union(ranges: Iterable[Range]) -> PortSet:
     """Return the set of all ports in the ranges."""
     ordered = sorted(ranges)
-    merged: List[Range] = []
+    merged: list[Range] = []
     for part in ordered:
         number, first, last = part
         if merged and merged[-1][0] == number and merged[-1][2] >= first - 1:
@@ -68,8 +68,8 @@ class TierOutcome(NamedTuple):
     ``others``: the action for protocols without ports, empty to pass.
     """
 
-    accepted: Tuple[Range, ...] = ()
-    denied: Tuple[Range, ...] = ()
+    accepted: tuple[Range, ...] = ()
+    denied: tuple[Range, ...] = ()
     others: str = ""
 
     def __bool__(self) -> bool:
@@ -89,11 +89,11 @@ class TierOutcome(NamedTuple):
 Grant = Union[PortSet, TierOutcome]
 
 
-def first_match(rules: Sequence[Tuple[str, PortSet]]) -> TierOutcome:
+def first_match(rules: Sequence[tuple[str, PortSet]]) -> TierOutcome:
     """Return the decision of rules, (action, ports) in order: for each port the first rule that contains it."""
-    found: Dict[str, List[Range]] = {ACCEPT: [], DENY: []}
+    found: dict[str, list[Range]] = {ACCEPT: [], DENY: []}
     for number in PROTOCOL_NAMES:
-        undecided: List[Tuple[int, int]] = [(0, LAST_PORT)]
+        undecided: list[tuple[int, int]] = [(0, LAST_PORT)]
         for action, ports in rules:
             if not undecided:
                 break
@@ -111,11 +111,11 @@ def first_match(rules: Sequence[Tuple[str, PortSet]]) -> TierOutcome:
 
 
 def _divided(
-    ranges: Sequence[Tuple[int, int]], wanted: Sequence[Tuple[int, int]]
-) -> Tuple[List[Tuple[int, int]], List[Tuple[int, int]]]:
+    ranges: Sequence[tuple[int, int]], wanted: Sequence[tuple[int, int]]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Return the parts of ranges inside and outside the wanted ones; all are sorted and do not overlap."""
-    inside: List[Tuple[int, int]] = []
-    outside: List[Tuple[int, int]] = []
+    inside: list[tuple[int, int]] = []
+    outside: list[tuple[int, int]] = []
     place = 0
     for first, last in ranges:
         position = first

@@ -11,7 +11,7 @@ Options unknown to this module keep their order and text, so another program's r
 from __future__ import annotations
 
 import re
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Optional
 
 from ...base.addresses import IPV6, address_bits, family_of, packed, parse_network, unpacked
 from .rule_parsing import Option, ParsedRule, is_well_quoted, parse_rule, protocol_name, unquoted_target
@@ -90,7 +90,7 @@ def _host(value: str) -> str:
 
 
 #: The canonical form of the value of an option, by match and option.
-_VALUES: Dict[Tuple[str, str], Callable[[str], str]] = {
+_VALUES: dict[tuple[str, str], Callable[[str], str]] = {
     ("mark", "--mark"): _mark,
     ("statistic", "--probability"): _rounded,
     ("conntrack", "--ctstate"): _states,
@@ -106,7 +106,7 @@ def _canonical_option(match: str, option: Option) -> Option:
     return option._replace(values=(form(option.values[0]), *option.values[1:]))
 
 
-def _mark_target(options: List[Option], family: str) -> List[Option]:
+def _mark_target(options: list[Option], family: str) -> list[Option]:
     if len(options) != 1 or len(options[0].values) != 1:
         return options
     name, value = options[0].name, options[0].values[0]
@@ -130,11 +130,11 @@ def _mark_target(options: List[Option], family: str) -> List[Option]:
     return [Option(False, "--set-xmark", (f"0x{pair[0]:x}/0x{pair[1]:x}",))]
 
 
-def _ordered(options: List[Option], order: Tuple[str, ...]) -> List[Option]:
+def _ordered(options: list[Option], order: tuple[str, ...]) -> list[Option]:
     return sorted(options, key=lambda option: order.index(option.name) if option.name in order else len(order))
 
 
-def _tcp(options: List[Option], family: str) -> List[Option]:
+def _tcp(options: list[Option], family: str) -> list[Option]:
     flags = Option(False, "--tcp-flags", ("FIN,SYN,RST,ACK", "SYN"))
     expanded = [flags._replace(negated=option.negated) if option.name == "--syn" else option for option in options]
     return _ordered(expanded, ("--sport", "--dport", "--tcp-option", "--tcp-flags"))
@@ -154,7 +154,7 @@ _RECENT_ORDER = (
 )
 
 
-def _recent(options: List[Option], family: str) -> List[Option]:
+def _recent(options: list[Option], family: str) -> list[Option]:
     names = {option.name for option in options}
     mask = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff" if family == IPV6 else "255.255.255.255"
     defaults = []
@@ -167,19 +167,19 @@ def _recent(options: List[Option], family: str) -> List[Option]:
     return _ordered([*options, *defaults], _RECENT_ORDER)
 
 
-def _ipvs(options: List[Option], family: str) -> List[Option]:
+def _ipvs(options: list[Option], family: str) -> list[Option]:
     return _ordered(options, ("--ipvs", "--vproto", "--vaddr", "--vport"))
 
 
-def _reject(options: List[Option], family: str) -> List[Option]:
+def _reject(options: list[Option], family: str) -> list[Option]:
     if options:
         return options
     return [Option(False, "--reject-with", ("icmp6-port-unreachable" if family == IPV6 else "icmp-port-unreachable",))]
 
 
-Normaliser = Callable[[List[Option], str], List[Option]]
-_MATCHES: Dict[str, Normaliser] = {"recent": _recent, "ipvs": _ipvs, "tcp": _tcp}
-_TARGETS: Dict[str, Normaliser] = {"MARK": _mark_target, "REJECT": _reject}
+Normaliser = Callable[[list[Option], str], list[Option]]
+_MATCHES: dict[str, Normaliser] = {"recent": _recent, "ipvs": _ipvs, "tcp": _tcp}
+_TARGETS: dict[str, Normaliser] = {"MARK": _mark_target, "REJECT": _reject}
 
 
 def _quoted(value: str, plain: Callable[[str], Optional[re.Match[str]]]) -> str:
@@ -188,7 +188,7 @@ def _quoted(value: str, plain: Callable[[str], Optional[re.Match[str]]]) -> str:
     return '"' + re.sub(r"([\"'\\])", r"\\\1", value) + '"'
 
 
-def _section_words(name: str, options: List[Option]) -> List[str]:
+def _section_words(name: str, options: list[Option]) -> list[str]:
     words = []
     plain = _PLAIN if name == "comment" else _SAFE
     for option in options:
@@ -227,7 +227,7 @@ def canonical_rule(rule: str, family: str) -> str:
     parsed = parse_rule(rule)
     if not _understood(rule, parsed):
         return rule
-    words: List[str] = []
+    words: list[str] = []
     for name in _BASE_ORDER:
         if name not in parsed.base:
             continue

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Optional
 
 from ...resources import Change
 from .canonical import target_of
@@ -63,8 +63,8 @@ class _Moment(Enum):
 class _Chain(NamedTuple):
     """The rules of one key of a change, before it and after it."""
 
-    old: Tuple[str, ...]
-    new: Tuple[str, ...]
+    old: tuple[str, ...]
+    new: tuple[str, ...]
 
     def gone(self) -> Iterator[str]:
         kept = set(self.new)
@@ -74,10 +74,10 @@ class _Chain(NamedTuple):
         had = set(self.old)
         return (rule for rule in self.new if rule not in had)
 
-    def between(self, stays: Callable[[str], bool], comes: Callable[[str], bool]) -> Tuple[str, ...]:
+    def between(self, stays: Callable[[str], bool], comes: Callable[[str], bool]) -> tuple[str, ...]:
         """Return the rules that are in force while only some of the old ones stay and some of the new ones come."""
         had, kept = set(self.old), set(self.new)
-        rules: List[str] = []
+        rules: list[str] = []
         position = 0
         for rule in self.old:
             while rule in kept and position < len(self.new):
@@ -93,14 +93,14 @@ class _Chain(NamedTuple):
         return tuple(rules)
 
 
-def _rules(key: Any, value: Any) -> Tuple[str, ...]:
+def _rules(key: Any, value: Any) -> tuple[str, ...]:
     """Return the rules of a chain, or of a jump as often as it occurs; none where only the chain's existence counts."""
     if isinstance(value, int):
         return (key.rule,) * value
     return value if isinstance(value, tuple) else ()
 
 
-def _chains(change: Change[Any, Any]) -> Iterator[Tuple[Any, _Chain]]:
+def _chains(change: Change[Any, Any]) -> Iterator[tuple[Any, _Chain]]:
     for key, value in change.removed.items():
         yield key, _Chain(_rules(key, value), ())
     for key, (old, new) in change.replaced.items():
@@ -128,7 +128,7 @@ class _Redirections:
         gone = {_frontend(rule) for chain in chains.values() for rule in chain.gone()}
         self._begun, self._ended = come - gone - {_OTHER}, gone - come - {_OTHER}
         self._chains = chains
-        self._known: Optional[Set[Frontend]] = None
+        self._known: Optional[set[Frontend]] = None
 
     def moment(self, frontend: Frontend) -> _Moment:
         """Return when the rules for a frontend change."""
@@ -164,7 +164,7 @@ class _Refusals:
             self._frontends.update(dict.fromkeys(never, _Moment.ANY))
             self.moments = self._needed(come, gone)
 
-    def _needed(self, come: List[str], gone: List[str]) -> Set[_Moment]:
+    def _needed(self, come: list[str], gone: list[str]) -> set[_Moment]:
         """Return the moments at which rules have to change."""
         return {*map(self._coming, come), *map(self._going, gone)} - {_Moment.ANY}
 
@@ -180,7 +180,7 @@ class _Refusals:
     def _going(self, rule: str) -> _Moment:
         return self._moment(rule, _Moment.AFTER)
 
-    def between(self, key: Any) -> Tuple[str, ...]:
+    def between(self, key: Any) -> tuple[str, ...]:
         """Return the rules of a key while nat changes."""
         chain: _Chain = self._chains[key]
         return chain.between(
@@ -188,7 +188,7 @@ class _Refusals:
         )
 
 
-def _around_nat(change: Change[Any, Any], nat: Change[Any, Any]) -> Tuple[Change[Any, Any], Change[Any, Any]]:
+def _around_nat(change: Change[Any, Any], nat: Change[Any, Any]) -> tuple[Change[Any, Any], Change[Any, Any]]:
     """Return the parts of a change of the table filter that come before and after the change of the table nat."""
     refusals = _Refusals(change, nat)
     if _Moment.AFTER not in refusals.moments:
@@ -223,13 +223,13 @@ def _around_nat(change: Change[Any, Any], nat: Change[Any, Any]) -> Tuple[Change
     return before, after
 
 
-def commits(change: Change[Any, Any]) -> List[Commit]:
+def commits(change: Change[Any, Any]) -> list[Commit]:
     """Return the commits that make a change, in their order.
 
     A key has a table and a chain; its value is a tuple of rules, the number of times that the rule of a jump occurs, or
     a text if only the existence of the chain counts.
     """
-    tables: Dict[str, Change[Any, Any]] = {}
+    tables: dict[str, Change[Any, Any]] = {}
 
     def of(key: Any) -> Change[Any, Any]:
         return tables.setdefault(key.table, Change())

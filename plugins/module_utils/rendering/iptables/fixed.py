@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 from ...base.addresses import IPV4, IPV6, address_bits, is_loopback, parse_network
 from ...base.errors import ConfigurationError
@@ -92,7 +92,7 @@ def mark_masquerade_rules(settings: DataplaneSettings) -> Rules:
     return (f"-j MARK --set-xmark {mark}/{mark}",)
 
 
-def masquerade_rules(settings: DataplaneSettings, match: str, options: str) -> List[str]:
+def masquerade_rules(settings: DataplaneSettings, match: str, options: str) -> list[str]:
     """Return the rules that masquerade packets that a match (empty, or ending with a blank) selects.
 
     If the source ports are limited, each protocol needs a separate rule.
@@ -163,7 +163,7 @@ def jump(table: str, chain: str, target: str, text: str, new_only: bool = False)
     return JumpKey(table, chain, f"{state}{comment(text)} -j {target}")
 
 
-def nat_jumps() -> Tuple[JumpKey, ...]:
+def nat_jumps() -> tuple[JumpKey, ...]:
     """Return the jump rules of the nat table, equal in iptables and ipvs modes, in the order of their insertion."""
     return (
         jump(NAT, "OUTPUT", "KUBE-SERVICES", "kubernetes service portals"),
@@ -172,7 +172,7 @@ def nat_jumps() -> Tuple[JumpKey, ...]:
     )
 
 
-def jumps() -> Tuple[JumpKey, ...]:
+def jumps() -> tuple[JumpKey, ...]:
     """Return all jump rules of iptables mode, in the order in which each is inserted at the head of its chain."""
     visible, portals = "kubernetes externally-visible service portals", "kubernetes service portals"
     firewall = "kubernetes load balancer firewall"
@@ -192,9 +192,9 @@ def jumps() -> Tuple[JumpKey, ...]:
     )
 
 
-def fixed_chains(settings: DataplaneSettings) -> Dict[ChainKey, Rules]:
+def fixed_chains(settings: DataplaneSettings) -> dict[ChainKey, Rules]:
     """Return the chains whose rules do not depend on Services; KUBE-FIREWALL only if its content is ours."""
-    chains: Dict[ChainKey, Rules] = dict.fromkeys(CANARIES, ())
+    chains: dict[ChainKey, Rules] = dict.fromkeys(CANARIES, ())
     firewall = martian_rules(settings)
     if firewall is not None:
         chains[KUBE_FIREWALL] = firewall

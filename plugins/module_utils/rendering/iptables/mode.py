@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from itertools import chain as concatenated
-from typing import Any, Dict, Iterable, List, Mapping, Tuple
+from typing import Any, Iterable, Mapping
 
 from ...base.addresses import IPV6
 from ...resources import ABSENT
@@ -24,7 +24,7 @@ from .tables import CHAINS, FRAGMENTS, PRESENT, ChainKey, Fragment, JumpKey, Pla
 class _SharedChain:
     """The fragments of one chain in their order."""
 
-    def __init__(self, parts: Iterable[Tuple[Place, Rules]] = ()) -> None:
+    def __init__(self, parts: Iterable[tuple[Place, Rules]] = ()) -> None:
         self._parts = sorted(parts)
 
     def set(self, place: Place, rules: Any) -> None:
@@ -46,11 +46,11 @@ class SharedChains(Derivation):
     """Joins fragments into the chains that ServicePorts share: by rank, then in the order of ServicePort names."""
 
     def __init__(self) -> None:
-        self._chains: Dict[ChainKey, _SharedChain] = {}
+        self._chains: dict[ChainKey, _SharedChain] = {}
 
     def whole(self, tables: Tables) -> None:
         """See the base class."""
-        parts: Dict[ChainKey, List[Tuple[Place, Rules]]] = {}
+        parts: dict[ChainKey, list[tuple[Place, Rules]]] = {}
         for fragment, rules in tables[FRAGMENTS].items():
             parts.setdefault(fragment.chain, []).append((fragment.place, rules))
         chains = tables[CHAINS]
@@ -59,7 +59,7 @@ class SharedChains(Derivation):
 
     def update(self, merged: MergedTables, journal: Journal) -> None:
         """See the base class."""
-        touched: Dict[ChainKey, None] = {}
+        touched: dict[ChainKey, None] = {}
         fragments = merged.tables[FRAGMENTS]
         for fragment in journal.pop(FRAGMENTS, {}):
             chain = self._chains.setdefault(fragment.chain, _SharedChain())
@@ -86,12 +86,12 @@ class IptablesRendering(Rendering[DataplaneSettings]):
         """See the base class."""
         return settings
 
-    def static_entries(self, context: DataplaneSettings) -> List[Entry]:
+    def static_entries(self, context: DataplaneSettings) -> list[Entry]:
         """Return the fixed chains, the empty shared chains, the end of KUBE-SERVICES, and the jump rules.
 
         Of KUBE-FIREWALL only the existence matters where its rules belong to kubelet.
         """
-        entries: List[Entry] = [(CHAINS, chain, rules) for chain, rules in fixed_chains(context).items()]
+        entries: list[Entry] = [(CHAINS, chain, rules) for chain, rules in fixed_chains(context).items()]
         if martian_rules(context) is None:
             entries.append((CHAINS, KUBE_FIREWALL, PRESENT))
         entries += [(CHAINS, key, 1) for key in jumps()]
@@ -99,7 +99,7 @@ class IptablesRendering(Rendering[DataplaneSettings]):
         entries.append((FRAGMENTS, Fragment(SERVICES, 2, None), node_port_rules(context)))
         return entries
 
-    def entries(self, service_port: ServicePortInfo, context: DataplaneSettings) -> List[Entry]:
+    def entries(self, service_port: ServicePortInfo, context: DataplaneSettings) -> list[Entry]:
         """See the base class."""
         return service_port_entries(service_port, context)
 
@@ -107,7 +107,7 @@ class IptablesRendering(Rendering[DataplaneSettings]):
         """See the base class."""
         return SharedChains()
 
-    def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+    def lines(self, family: str, table: str, key: Any, value: Any) -> list[str]:
         """Return the rules of a chain, of a fragment of it, or a jump, as arguments of ``iptables``."""
         if isinstance(key, JumpKey):
             return [f"-t {key.table} -A {key.chain} {key.rule}"]
@@ -118,11 +118,11 @@ class IptablesRendering(Rendering[DataplaneSettings]):
         """See the base class."""
         return settings.behaviour.ranges_before_endpoints
 
-    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> list[str]:
         """See the base class."""
         return rules_for(tables.get(CHAINS, {}), place)
 
-    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> dict[str, str]:
         """See the base class."""
         return {restore_program(family): whole_text(tables[CHAINS])}
 

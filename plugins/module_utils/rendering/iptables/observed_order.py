@@ -10,7 +10,7 @@ desired rules in another order is left unchanged: a node that kube-proxy has pro
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping
+from typing import Any, Mapping
 
 from .fixed import NODE_PORTS, SHARED_CHAINS
 from .tables import Rules
@@ -48,7 +48,7 @@ def in_observed_order(desired: Mapping[Any, Any], observed: Mapping[Any, Any]) -
 
     Two rules that match the same packets (two Services that claim one address) are never left in another order.
     """
-    kept: Dict[Any, Any] = {}
+    kept: dict[Any, Any] = {}
     for key in SHARED_CHAINS:
         found, wanted = observed.get(key), desired.get(key)
         if not isinstance(found, tuple) or not isinstance(wanted, tuple) or found == wanted:

@@ -13,7 +13,7 @@ of one Service, which call each other, at once, and with those that all Services
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Iterator, List, Mapping, Set, Tuple
+from typing import Iterable, Iterator, Mapping
 
 from ...resources import Change
 from .canonical import target_of
@@ -28,13 +28,13 @@ WHOLE = 500
 PORTION = 500
 
 ChainChange = Change[ChainTableKey, ChainTableValue]
-Pair = Tuple[ChainTableValue, ChainTableValue]
+Pair = tuple[ChainTableValue, ChainTableValue]
 
 
-def callees_first(chains: Mapping[ChainTableKey, ChainTableValue]) -> List[ChainKey]:
+def callees_first(chains: Mapping[ChainTableKey, ChainTableValue]) -> list[ChainKey]:
     """Return the chains of a table in an order in which each follows the chains that its rules jump to."""
-    order: List[ChainKey] = []
-    seen: Set[ChainKey] = set()
+    order: list[ChainKey] = []
+    seen: set[ChainKey] = set()
     for start in chains:
         if not isinstance(start, ChainKey) or start in seen:
             continue
@@ -61,7 +61,7 @@ def _callees(key: ChainKey, chains: Mapping[ChainTableKey, ChainTableValue]) -> 
     return (callee for callee in _targets(key, rules if isinstance(rules, tuple) else ()) if callee in chains)
 
 
-def _parts(keys: List[ChainKey]) -> Iterable[List[ChainKey]]:
+def _parts(keys: list[ChainKey]) -> Iterable[list[ChainKey]]:
     return (keys[start : start + PORTION] for start in range(0, len(keys), PORTION))
 
 
@@ -69,9 +69,9 @@ def _large(keys: Iterable[ChainTableKey]) -> bool:
     return sum(isinstance(key, ChainKey) for key in keys) > WHOLE
 
 
-def _rules_of(change: ChainChange) -> Dict[ChainKey, Tuple[Rules, Rules]]:
+def _rules_of(change: ChainChange) -> dict[ChainKey, tuple[Rules, Rules]]:
     """Return the rules of the chains of a change, before it and after it."""
-    values: Dict[ChainTableKey, Pair] = dict(change.replaced)
+    values: dict[ChainTableKey, Pair] = dict(change.replaced)
     values.update({key: ((), value) for key, value in change.added.items()})
     values.update({key: (value, ()) for key, value in change.removed.items()})
     return {
@@ -91,16 +91,16 @@ def _hash(key: ChainKey) -> str:
     return key.chain.rpartition("-")[2]
 
 
-def _apart(change: ChainChange, altered: Iterable[ChainKey]) -> Iterator[List[ChainKey]]:
+def _apart(change: ChainChange, altered: Iterable[ChainKey]) -> Iterator[list[ChainKey]]:
     """Yield the altered chains of one Service after the other, except of those to which other rules lead afterwards.
 
     The latter must change together with the chains that all Services share.
     """
-    keys: Dict[str, List[ChainKey]] = {}
+    keys: dict[str, list[ChainKey]] = {}
     for key in altered:
         keys.setdefault(_hash(key), []).append(key)
-    linked: Dict[str, Set[str]] = {}
-    tied: Set[str] = set()
+    linked: dict[str, set[str]] = {}
+    tied: set[str] = set()
     for key, (old, new) in _rules_of(change).items():
         own = _own(key)
         targets = _targets(key, set(old + new) if own else set(old) ^ set(new))
@@ -111,7 +111,7 @@ def _apart(change: ChainChange, altered: Iterable[ChainKey]) -> Iterator[List[Ch
         for callee in callees:
             linked.setdefault(_hash(key), set()).add(callee)
             linked.setdefault(callee, set()).add(_hash(key))
-    seen: Set[str] = set()
+    seen: set[str] = set()
     for start in keys:
         if start in seen:
             continue
@@ -125,9 +125,9 @@ def _apart(change: ChainChange, altered: Iterable[ChainKey]) -> Iterator[List[Ch
             yield [key for each in group for key in keys.get(each, ())]
 
 
-def _joined(groups: Iterable[List[ChainKey]]) -> Iterator[List[ChainKey]]:
+def _joined(groups: Iterable[list[ChainKey]]) -> Iterator[list[ChainKey]]:
     """Yield as many groups together as a portion holds."""
-    portion: List[ChainKey] = []
+    portion: list[ChainKey] = []
     for group in groups:
         if portion and len(portion) + len(group) > PORTION:
             yield portion
@@ -137,14 +137,14 @@ def _joined(groups: Iterable[List[ChainKey]]) -> Iterator[List[ChainKey]]:
         yield portion
 
 
-def portions(change: ChainChange) -> List[List[Commit]]:
+def portions(change: ChainChange) -> list[list[Commit]]:
     """Split the change into the commits of a series of runs of the program, one run after the other.
 
     First come new chains and chains that were flushed, called ones before their callers; then the chains whose rules
     are wrong, in one step unless there are very many; then jumps; last the chains to be removed, callers first. A
     failure in between leaves chains behind that no rule leads to, or a flushed chain that is still empty.
     """
-    runs: List[List[Commit]] = []
+    runs: list[list[Commit]] = []
     named = PORTION
     for commit in commits(change):
         for part in _portions(commit.change):
@@ -156,10 +156,10 @@ def portions(change: ChainChange) -> List[List[Commit]]:
     return runs
 
 
-def _portions(change: ChainChange) -> List[ChainChange]:
+def _portions(change: ChainChange) -> list[ChainChange]:
     """Split the change of one table; just itself if it is not large."""
     emptied = {key: pair for key, pair in change.replaced.items() if _own(key) and pair[0] == ()}
-    fresh: Dict[ChainTableKey, ChainTableValue] = {**change.added, **{key: pair[1] for key, pair in emptied.items()}}
+    fresh: dict[ChainTableKey, ChainTableValue] = {**change.added, **{key: pair[1] for key, pair in emptied.items()}}
     altered = [key for key in change.replaced if isinstance(key, ChainKey) and _own(key) and key not in emptied]
     edited = list(_joined(_apart(change, altered))) if _large(altered) else []
     made = list(_parts(callees_first(fresh))) if edited or _large(fresh) else []

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Mapping, Sequence
 
 from ...base.addresses import family_of, parse_network
 from ..settings import Arrival
@@ -42,10 +42,10 @@ def _matches(rule: str, place: Arrival) -> bool:
     return network is not None and network.contains(place.address)
 
 
-def rules_for(chains: Mapping[Any, Any], place: Arrival, starts: Sequence[ChainKey] = STARTS) -> List[str]:
+def rules_for(chains: Mapping[Any, Any], place: Arrival, starts: Sequence[ChainKey] = STARTS) -> list[str]:
     """Return the rules about a destination, and those of the chains of the ServicePort that they lead to."""
-    found: Dict[str, None] = {}
-    queue: List[Tuple[ChainKey, bool]] = [(key, True) for key in starts]
+    found: dict[str, None] = {}
+    queue: list[tuple[ChainKey, bool]] = [(key, True) for key in starts]
     seen = {key for key, _shared in queue}
     for key, shared in queue:
         rules = chains.get(key)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 _TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|\'([^\']*)\'|((?:[^\s"\'\\]|\\.)+)')
 _ESCAPED = re.compile(r"\\(.)")
@@ -58,7 +58,7 @@ class Option(NamedTuple):
 
     negated: bool
     name: str
-    values: Tuple[str, ...]
+    values: tuple[str, ...]
 
 
 class ParsedRule(NamedTuple):
@@ -68,16 +68,16 @@ class ParsedRule(NamedTuple):
     ``complete``: whether the other fields hold every word of the rule. If not, they are another rule.
     """
 
-    base: Dict[str, Tuple[bool, str]]
-    matches: List[Tuple[str, List[Option]]]
-    target: Tuple[str, List[Option]]
+    base: dict[str, tuple[bool, str]]
+    matches: list[tuple[str, list[Option]]]
+    target: tuple[str, list[Option]]
     goto: bool = False
     complete: bool = True
 
 
-def tokens_of(rule: str) -> List[str]:
+def tokens_of(rule: str) -> list[str]:
     """Split a rule into words and remove quotes."""
-    words: List[str] = []
+    words: list[str] = []
     for match in _TOKEN.finditer(rule):
         double, single, bare = match.groups()
         if single is not None:
@@ -110,15 +110,15 @@ def protocol_name(value: str) -> str:
 
 
 class _Parser:
-    def __init__(self, words: List[str]) -> None:
+    def __init__(self, words: list[str]) -> None:
         self.words = words
-        self.base: Dict[str, Tuple[bool, str]] = {}
-        self.matches: List[Tuple[str, List[Option]]] = []
-        self.target: Tuple[str, List[Option]] = ("", [])
+        self.base: dict[str, tuple[bool, str]] = {}
+        self.matches: list[tuple[str, list[Option]]] = []
+        self.target: tuple[str, list[Option]] = ("", [])
         self.goto = False
         self.complete = True
         #: Where options belong that no other rule assigns; None before the first match or target.
-        self.section: Optional[List[Option]] = None
+        self.section: Optional[list[Option]] = None
 
     def parse(self) -> ParsedRule:
         position, negated = 0, False
@@ -153,7 +153,7 @@ class _Parser:
             return following.startswith("-")
         return word.startswith("-") and len(word) > 1 and not word[1].isdigit()
 
-    def _option(self, negated: bool, name: str, values: List[str]) -> None:
+    def _option(self, negated: bool, name: str, values: list[str]) -> None:
         if name in ("-m", "--match"):
             self.section = []
             self.matches.append((self._only(negated, values), self.section))
@@ -167,12 +167,12 @@ class _Parser:
         else:
             self._of_extension(Option(negated, _PORT_OPTIONS.get(name, name), tuple(values)))
 
-    def _only(self, negated: bool, values: List[str]) -> str:
+    def _only(self, negated: bool, values: list[str]) -> str:
         """Return the name of a match or target, which has no further values and no ``!``."""
         self.complete = self.complete and not negated and len(values) == 1
         return values[0] if values else ""
 
-    def _base(self, negated: bool, name: str, values: List[str]) -> None:
+    def _base(self, negated: bool, name: str, values: list[str]) -> None:
         """Keep a base option, which iptables takes once, with one value; -f with none."""
         self.complete = self.complete and name not in self.base and len(values) == (0 if name == "-f" else 1)
         self.base[name] = (negated, values[0] if values else "")
@@ -190,11 +190,11 @@ class _Parser:
         else:
             section.append(option)
 
-    def _match_of(self, names: Tuple[str, ...]) -> Optional[List[Option]]:
+    def _match_of(self, names: tuple[str, ...]) -> Optional[list[Option]]:
         """Return the options of the last match that has one of the names."""
         return next((options for name, options in reversed(self.matches) if name in names), None)
 
-    def _implied_match(self, owners: Tuple[str, ...]) -> Optional[List[Option]]:
+    def _implied_match(self, owners: tuple[str, ...]) -> Optional[list[Option]]:
         """Return the options of the match that the protocol implies: one of ``owners``, if there are any."""
         negated, protocol = self.base.get("-p", (False, ""))
         name = "" if negated else _IMPLIED.get(protocol_name(protocol), "")

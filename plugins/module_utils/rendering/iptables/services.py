@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Callable, NamedTuple, Sequence
 
 from ...base.addresses import IPV6, Network, networks_of
 from ...serviceports.info import Endpoint, ServicePortInfo
@@ -25,7 +25,7 @@ def probability(total: int, share: int = 1) -> str:
     return f"{round(float(f'{share / total:.10f}') * 2**31) / 2**31:.11f}"
 
 
-_PROBABILITIES: Tuple[str, ...] = ("", *(probability(count) for count in range(1, 257)))
+_PROBABILITIES: tuple[str, ...] = ("", *(probability(count) for count in range(1, 257)))
 
 
 def _probability(total: int, share: int) -> str:
@@ -40,7 +40,7 @@ class Firewall(NamedTuple):
 
     what: str
     chain: str
-    networks: Tuple[Network, ...]
+    networks: tuple[Network, ...]
 
 
 def _source_match(network: Network) -> str:
@@ -72,13 +72,13 @@ class _ServicePortRules:
         by_local = self.uses_external_chain or info.internal_local
         self.uses_cluster_chain = bool(info.cluster) and info.uses_cluster_endpoints and by_cluster
         self.uses_local_chain = local and info.uses_local_endpoints and by_local
-        self.fragments: Dict[ChainKey, List[str]] = {}
-        self.chains: List[Entry] = []
+        self.fragments: dict[ChainKey, list[str]] = {}
+        self.chains: list[Entry] = []
 
     def add(self, chain: ChainKey, rule: str) -> None:
         self.fragments.setdefault(chain, []).append(rule)
 
-    def add_chain(self, name: str, rules: List[str]) -> None:
+    def add_chain(self, name: str, rules: list[str]) -> None:
         self.chains.append((CHAINS, ChainKey(NAT, name), tuple(rules)))
 
     def to(self, address: str, text: str) -> str:
@@ -157,7 +157,7 @@ class _ServicePortRules:
             match = self.port_match(port, self.refusal_comment, "-m addrtype --dst-type LOCAL ")
             self.add(fixed.EXTERNAL_SERVICES, f"{match} {self.refusal_target}")
 
-    def masquerade_rules(self) -> List[str]:
+    def masquerade_rules(self) -> list[str]:
         """Return the rules that masquerade traffic to the cluster IP: all, or all except traffic from local pods."""
         info = self.info
         match = self.port_match(info.port, f"{self.name} cluster IP")
@@ -169,9 +169,9 @@ class _ServicePortRules:
             return []
         return [f"{other.source}{destination}{other.interface}{match} -j KUBE-MARK-MASQ"]
 
-    def external_rules(self) -> List[str]:
+    def external_rules(self) -> list[str]:
         """Return the content of the chain for traffic to external addresses and node ports."""
-        rules: List[str] = []
+        rules: list[str] = []
         if not self.info.external_local:
             rules.append(f"{comment(f'masquerade traffic for {self.name} external destinations')} -j KUBE-MARK-MASQ")
         else:
@@ -190,10 +190,10 @@ class _ServicePortRules:
             rules.append(f"-j {self.policy_chain}")
         return rules
 
-    def _firewalls(self, digest: str) -> Dict[str, Firewall]:
+    def _firewalls(self, digest: str) -> dict[str, Firewall]:
         """Return the firewalls of the kinds of external addresses that not every source may use."""
         info = self.info
-        found: Dict[str, Firewall] = {}
+        found: dict[str, Firewall] = {}
         for what, used, sources in (
             (EXTERNAL_IP, info.external_ips, info.external_ip_sources),
             (LOAD_BALANCER_IP, info.load_balancer_ips, info.source_ranges),
@@ -211,7 +211,7 @@ class _ServicePortRules:
         closed = sum(not firewall.networks for firewall in self.firewalls.values())
         return closed == used > 0
 
-    def firewall_rules(self, firewall: Firewall) -> List[str]:
+    def firewall_rules(self, firewall: Firewall) -> list[str]:
         """Return the content of the chain of allowed sources.
 
         The external addresses themselves are allowed if the node is: its own traffic may have them as source.
@@ -223,7 +223,7 @@ class _ServicePortRules:
         rules.append(comment(f"other traffic to {self.name} will be dropped by KUBE-PROXY-FIREWALL"))
         return rules
 
-    def own_sources(self, what: str) -> List[str]:
+    def own_sources(self, what: str) -> list[str]:
         """Return the sources that a connection of the node to one of its addresses of a kind may have instead."""
         if what == NODE_PORT:
             return ["127.0.0.0/8"] if fixed.localhost_node_ports(self.settings) else []
@@ -236,7 +236,7 @@ class _ServicePortRules:
     def recent(self, action: str, chain: str) -> str:
         return f"-m recent {action} --name {chain} --mask {_ADDRESS_MASK[self.info.family == IPV6]} --rsource "
 
-    def balancing_rules(self, endpoints: Sequence[Endpoint]) -> List[str]:
+    def balancing_rules(self, endpoints: Sequence[Endpoint]) -> list[str]:
         """Return the affinity rules, then one rule per endpoint with its probability among the endpoints left."""
         named = [
             (
@@ -245,7 +245,7 @@ class _ServicePortRules:
             )
             for endpoint in endpoints
         ]
-        rules: List[str] = []
+        rules: list[str] = []
         if self.info.affinity_seconds:
             action = f"--rcheck --seconds {self.info.affinity_seconds} --reap"
             rules = [f"{text}{self.recent(action, chain)}-j {chain}" for text, chain in named]
@@ -259,7 +259,7 @@ class _ServicePortRules:
             left -= share
         return rules
 
-    def endpoint_rules(self, endpoint: Endpoint, chain: str) -> List[str]:
+    def endpoint_rules(self, endpoint: Endpoint, chain: str) -> list[str]:
         """Return the rules that masquerade traffic of an endpoint to itself, then DNAT."""
         text = f"{comment(self.name)} " if self.settings.endpoint_comments else ""
         affinity = self.recent("--set", chain) if self.info.affinity_seconds else ""
@@ -287,7 +287,7 @@ class _ServicePortRules:
             self.add_chain(chain, self.endpoint_rules(endpoint, chain))
 
 
-def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> List[Entry]:
+def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> list[Entry]:
     """Return the contribution of one ServicePort: fragments of shared chains, and its own chains.
 
     Raises ConfigurationError for an invalid detector of local traffic.
@@ -295,7 +295,7 @@ def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> 
     rules = _ServicePortRules(info, settings)
     rules.dispatch()
     rules.own_chains()
-    fragments: List[Entry] = [
+    fragments: list[Entry] = [
         (FRAGMENTS, Fragment(chain, 1, info.key), tuple(part)) for chain, part in rules.fragments.items()
     ]
     return [*fragments, *rules.chains]

@@ -11,7 +11,7 @@ a table of iptables-nft in which the kernel calls no chain: it is never desired,
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Mapping, NamedTuple, Optional, Union
 
 from ...base.errors import ConfigurationError
 from ...resources import Change, Kind
@@ -29,7 +29,7 @@ FRAGMENTS = "fragments"
 
 PRESENT = "present"
 
-Rules = Tuple[str, ...]
+Rules = tuple[str, ...]
 
 
 class ChainKey(NamedTuple):
@@ -55,10 +55,10 @@ class DormantKey(NamedTuple):
 
 ChainTableKey = Union[ChainKey, JumpKey, DormantKey]
 ChainTableValue = Union[Rules, str, int]
-ChainTable = Dict[ChainTableKey, ChainTableValue]
+ChainTable = dict[ChainTableKey, ChainTableValue]
 
 
-Place = Tuple[int, Tuple[str, ...]]
+Place = tuple[int, tuple[str, ...]]
 """Rank and owner of a fragment: its position among those of its chain."""
 
 
@@ -87,11 +87,11 @@ class Ownership(NamedTuple):
     that is, if they hold nothing but ``shared_content``. Of ``presence_only`` chains only the existence is ours.
     """
 
-    fixed: FrozenSet[ChainKey]
-    prefixes: Mapping[str, Tuple[str, ...]]
-    shared: FrozenSet[ChainKey] = frozenset()
-    presence_only: FrozenSet[ChainKey] = frozenset()
-    shared_content: FrozenSet[str] = frozenset()
+    fixed: frozenset[ChainKey]
+    prefixes: Mapping[str, tuple[str, ...]]
+    shared: frozenset[ChainKey] = frozenset()
+    presence_only: frozenset[ChainKey] = frozenset()
+    shared_content: frozenset[str] = frozenset()
 
     def owns(self, table: str, chain: str) -> bool:
         """Return whether the chain is ours, wholly or shared."""
@@ -106,7 +106,7 @@ class Ownership(NamedTuple):
 _REWRITE_BELOW = 48
 
 
-def _edits(chain: str, old: Rules, new: Rules) -> Optional[List[str]]:
+def _edits(chain: str, old: Rules, new: Rules) -> Optional[list[str]]:
     """Return lines that turn ``old`` into ``new`` by single deletions and insertions; None if a rewrite is better.
 
     Unchanged rules keep their packet counters, and the size of the text is O(change).
@@ -127,11 +127,11 @@ class _TableText:
     """The lines of one table's transaction, in the required order."""
 
     def __init__(self) -> None:
-        self.chains: List[str] = []
-        self.before: List[str] = []
-        self.rules: List[str] = []
-        self.jumps: List[str] = []
-        self.deleted: List[str] = []
+        self.chains: list[str] = []
+        self.before: list[str] = []
+        self.rules: list[str] = []
+        self.jumps: list[str] = []
+        self.deleted: list[str] = []
 
     def fill(self, chain: str, rules: Rules) -> None:
         self.chains.append(f":{chain} - [0:0]")

@@ -10,7 +10,7 @@ number of Services; only KUBE-IPVS-OUT-FILTER has a rule for each firewalled add
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import AbstractSet, Dict, Iterable, List, Mapping, Tuple
+from typing import AbstractSet, Iterable, Mapping
 
 from ...base.addresses import IPV6
 from ...configuration.behaviour import KUBE_PROXY, Behaviour
@@ -33,9 +33,9 @@ EARLY_RANGES = ChainKey(MANGLE, "KUBE-SOURCE-RANGES-FIREWALL")
 EARLY_FILTER = ChainKey(MANGLE, "KUBE-IPVS-OUT-FILTER")
 INSIDE_CHAIN = ChainKey(NAT, "KUBE-IPVS-INSIDE")
 OUTSIDE_CHAIN = ChainKey(NAT, "KUBE-IPVS-OUTSIDE")
-OWN_CHAINS: Tuple[ChainKey, ...] = (EARLY_FIREWALL, EARLY_RANGES, EARLY_FILTER, INSIDE_CHAIN, OUTSIDE_CHAIN)
+OWN_CHAINS: tuple[ChainKey, ...] = (EARLY_FIREWALL, EARLY_RANGES, EARLY_FILTER, INSIDE_CHAIN, OUTSIDE_CHAIN)
 
-ALL_CHAINS: Tuple[ChainKey, ...] = (
+ALL_CHAINS: tuple[ChainKey, ...] = (
     fixed.SERVICES,
     fixed.POSTROUTING,
     NODE_PORT,
@@ -61,7 +61,7 @@ def ownership() -> Ownership:
     return Ownership(frozenset(ALL_CHAINS), {})
 
 
-def jumps(behaviour: Behaviour = KUBE_PROXY) -> Tuple[JumpKey, ...]:
+def jumps(behaviour: Behaviour = KUBE_PROXY) -> tuple[JumpKey, ...]:
     """Return the jump rules of ipvs mode, in the order in which each is inserted at the head of its chain."""
     firewall = "kube-proxy firewall rules"
     found = [
@@ -89,7 +89,7 @@ def _match(family: str, name: str, directions: str, commented: bool = True) -> s
     return f"{text}-m set --match-set {sets.NAMES[family][name]} {directions}"
 
 
-def _cluster_ip_rules(settings: DataplaneSettings) -> List[str]:
+def _cluster_ip_rules(settings: DataplaneSettings) -> list[str]:
     """Return the rules that masquerade connections to cluster IPs.
 
     Without a detector only connections of the host whose source became the cluster IP itself are masqueraded.
@@ -105,7 +105,7 @@ def _cluster_ip_rules(settings: DataplaneSettings) -> List[str]:
     return [f"{others.source}{others.interface}{match} -j KUBE-MARK-MASQ"]
 
 
-def _external_accept_rules(family: str, name: str) -> List[str]:
+def _external_accept_rules(family: str, name: str) -> list[str]:
     match = _match(family, name, "dst,dst")
     return [
         f"{match} -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL -j ACCEPT",
@@ -179,20 +179,20 @@ def ipvs_filter_rules(family: str, filled: AbstractSet[str], behaviour: Behaviou
 
 def policy_chains(
     settings: DataplaneSettings, filled: AbstractSet[str], redirected: Redirected
-) -> Dict[ChainKey, Rules]:
+) -> dict[ChainKey, Rules]:
     """Return the chains that kube-proxy does not have: see ``policies``.
 
     IPVS refuses a connection of the node to a virtual server without real servers before the table filter sees it, so
     the table mangle drops it.
     """
     family = settings.family
-    found: Dict[ChainKey, Rules] = {}
+    found: dict[ChainKey, Rules] = {}
     if settings.behaviour.local_means_local:
         dropped = f"{_match(family, sets.INTERNAL_DROPPED, 'dst,dst')} -j DROP"
         found[EARLY_FILTER] = (dropped,) if sets.INTERNAL_DROPPED in filled else ()
     if settings.behaviour.inside_reaches_all:
-        inside: List[str] = []
-        outside: List[str] = []
+        inside: list[str] = []
+        outside: list[str] = []
         for server, redirect in sorted(redirected.items()):
             parts = redirect_rules(family, server, redirect)
             inside += parts[INSIDE_CHAIN]
@@ -201,7 +201,7 @@ def policy_chains(
     return found
 
 
-def redirect_rules(family: str, server: VirtualServerKey, redirect: Redirect) -> Dict[ChainKey, Rules]:
+def redirect_rules(family: str, server: VirtualServerKey, redirect: Redirect) -> dict[ChainKey, Rules]:
     """Return the rules for connections to one address and port: from this node and its pods, and from others."""
     match = f"-d {server.address}{host_bits(family)} -p {server.protocol} -m {server.protocol} --dport {server.port}"
     masquerade = f"{match} -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ"
@@ -225,7 +225,7 @@ def chains(
     filled: AbstractSet[str],
     firewalled: Iterable[FirewalledPort],
     redirected: Redirected = NO_REDIRECTS,
-) -> Dict[ChainKey, Rules]:
+) -> dict[ChainKey, Rules]:
     """Return all chains of ipvs mode with their rules.
 
     ``filled``: the sets that have elements, by their names without the family's infix (as in ``sets``). Raises

@@ -9,7 +9,7 @@ for ``resources.Stage``; the others adjust the changes of a partial sync, which 
 
 from __future__ import annotations
 
-from typing import Any, Collection, Container, Dict, Iterable, List, Mapping, MutableMapping, TypeVar
+from typing import Any, Collection, Container, Iterable, Mapping, MutableMapping, TypeVar
 
 from ...base.addresses import Network
 from ...resources import Change
@@ -25,7 +25,7 @@ def may_drain(key: RealServerKey) -> bool:
 
 def draining_servers(
     desired: Collection[RealServerKey], connections: Mapping[RealServerKey, int], servers: Collection[VirtualServerKey]
-) -> List[RealServerKey]:
+) -> list[RealServerKey]:
     """Return the undesired real servers that have connections, of the virtual servers that are kept.
 
     ``connections`` maps a real server to its active and inactive connections. ``servers`` are the virtual servers that
@@ -45,7 +45,7 @@ def with_draining(
     servers: Collection[VirtualServerKey],
 ) -> Mapping[RealServerKey, RealServer]:
     """Return the desired real servers, plus those of :func:`draining_servers` at weight 0."""
-    draining: Dict[RealServerKey, RealServer] = {}
+    draining: dict[RealServerKey, RealServer] = {}
     for key in draining_servers(desired, connections, servers):
         server = observed.get(key)
         if server is not None:
@@ -53,7 +53,7 @@ def with_draining(
     return {**desired, **draining} if draining else desired
 
 
-def leaving(change: Change[Any, Any], removed_servers: Collection[VirtualServerKey]) -> List[RealServerKey]:
+def leaving(change: Change[Any, Any], removed_servers: Collection[VirtualServerKey]) -> list[RealServerKey]:
     """Return the real servers that a change removes and that drain if they have connections."""
     return [key for key in change.removed if may_drain(key) and key.server not in removed_servers]
 
@@ -82,7 +82,7 @@ def drain_change(
 
 def ended(
     draining: Mapping[RealServerKey, RealServer], connections: Mapping[RealServerKey, int]
-) -> Dict[RealServerKey, RealServer]:
+) -> dict[RealServerKey, RealServer]:
     """Return the draining real servers whose connections have all ended."""
     return {key: value for key, value in draining.items() if not connections.get(key)}
 

@@ -16,7 +16,7 @@ the cluster IP, or, where the cluster IP itself is limited to local endpoints, t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import FrozenSet, Hashable, List, NamedTuple, Sequence, Tuple
+from typing import Hashable, NamedTuple, Sequence
 
 from ...base.addresses import is_link_local, is_loopback, parse_network
 from ...configuration.behaviour import Behaviour
@@ -28,7 +28,7 @@ from . import sets
 from .model import ADDRESSES, DEVICE, REAL_SERVERS, VIRTUAL_SERVERS, RealServer, RealServerKey, VirtualServerKey
 from .scheduling import hashed_by, schedule
 
-Endpoints = Tuple[Endpoint, ...]
+Endpoints = tuple[Endpoint, ...]
 
 NOBODY, INSIDE, OUTSIDE = "", "inside", "outside"
 
@@ -93,8 +93,8 @@ class IpvsFacts(NamedTuple):
     """
 
     settings: DataplaneSettings
-    owned: FrozenSet[str]
-    node_ips: Tuple[str, ...]
+    owned: frozenset[str]
+    node_ips: tuple[str, ...]
 
 
 def is_bindable(address: str) -> bool:
@@ -137,7 +137,7 @@ class Contribution(ABC):
     def __init__(self, info: ServicePortInfo, facts: IpvsFacts) -> None:
         self.info = info
         self.facts = facts
-        self.entries: List[Entry] = []
+        self.entries: list[Entry] = []
         settings = facts.settings
         self.behaviour = settings.behaviour
         self.lists = endpoint_lists(info, self.behaviour)
@@ -145,7 +145,7 @@ class Contribution(ABC):
         self._settings = schedule(info, settings.scheduler, settings.schedulers, falls_back=fallback).server
         self._kept = [endpoint for endpoint in info.endpoints if keeps_flows(info, endpoint, self.behaviour)]
 
-    def add_all(self) -> List[Entry]:
+    def add_all(self) -> list[Entry]:
         """Add all entries and return them."""
         info = self.info
         for endpoint in info.endpoints:

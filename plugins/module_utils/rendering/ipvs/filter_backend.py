@@ -11,7 +11,7 @@ one table of nf_tables. Both have the same effect on packets.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Dict, List, Mapping, Tuple, Type
+from typing import Any, Mapping
 
 from ..merged import Entry
 from ..rendering import Derivation
@@ -27,12 +27,12 @@ class FilterBackend(ABC):
     """
 
     name: str = ""
-    tables: Tuple[str, ...] = ()
-    parts: Tuple[str, ...] = ()
-    contribution: Type[Contribution]
+    tables: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    contribution: type[Contribution]
 
     @abstractmethod
-    def static_entries(self, settings: DataplaneSettings) -> List[Entry]:
+    def static_entries(self, settings: DataplaneSettings) -> list[Entry]:
         """Return the entries that exist without any Service, in an order in which they can be created."""
 
     def derivation(self, settings: DataplaneSettings) -> Derivation:
@@ -40,13 +40,13 @@ class FilterBackend(ABC):
         return Derivation()
 
     @abstractmethod
-    def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+    def lines(self, family: str, table: str, key: Any, value: Any) -> list[str]:
         """Return an entry in native syntax."""
 
     @abstractmethod
-    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> list[str]:
         """Return what tables, desired or observed ones, have for a destination, in native syntax."""
 
     @abstractmethod
-    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> dict[str, str]:
         """Return desired tables as input of the usual tools, by tool."""

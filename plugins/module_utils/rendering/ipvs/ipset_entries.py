@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import Sequence
 
 from ...base.addresses import address_and_port
 from ...serviceports.info import Endpoint, ServicePortInfo
@@ -15,7 +15,7 @@ from .entries import INSIDE, Contribution, IpvsFacts
 from .model import FIREWALLED, REDIRECTED, SET_ELEMENTS, FirewalledPort, Redirect, SetElementKey, VirtualServerKey
 
 
-def service_port_entries(info: ServicePortInfo, facts: IpvsFacts) -> List[Entry]:
+def service_port_entries(info: ServicePortInfo, facts: IpvsFacts) -> list[Entry]:
     """Return the entries of the ServicePort: (table, key, value) triples. A key may occur more than once."""
     return IpsetContribution(info, facts).add_all()
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional
+from typing import Any, Callable, Iterable, Mapping, Optional
 
 from ...resources import ABSENT
 from ..iptables.mode import restore_program
@@ -28,8 +28,8 @@ class FilledSets(Derivation):
     def __init__(self, settings: DataplaneSettings) -> None:
         self._settings = settings
         self._plain_names = {actual: name for name, actual in NAMES[settings.family].items()}
-        self._elements: Dict[str, int] = dict.fromkeys(self._plain_names.values(), 0)
-        self._filled: Optional[FrozenSet[str]] = None
+        self._elements: dict[str, int] = dict.fromkeys(self._plain_names.values(), 0)
+        self._filled: Optional[frozenset[str]] = None
 
     def whole(self, tables: Tables) -> None:
         """See the base class."""
@@ -53,7 +53,7 @@ class FilledSets(Derivation):
         for key, value in wanted.items():
             merged.put(CHAINS, key, value)
 
-    def _chains(self, filled: FrozenSet[str], firewalled: Iterable[Any], redirected: Mapping[Any, Any]) -> ChainTable:
+    def _chains(self, filled: frozenset[str], firewalled: Iterable[Any], redirected: Mapping[Any, Any]) -> ChainTable:
         return chain_table(self._settings, filled, firewalled, redirected)
 
 
@@ -68,7 +68,7 @@ class IptablesFilterBackend(FilterBackend):
     parts = (FIREWALLED, REDIRECTED)
     contribution = IpsetContribution
 
-    def static_entries(self, settings: DataplaneSettings) -> List[Entry]:
+    def static_entries(self, settings: DataplaneSettings) -> list[Entry]:
         """Return the sets; all chains are derived."""
         return [(SETS, name, value) for name, value in definitions(settings.family, settings.behaviour).items()]
 
@@ -76,17 +76,17 @@ class IptablesFilterBackend(FilterBackend):
         """See the base class."""
         return FilledSets(settings)
 
-    def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+    def lines(self, family: str, table: str, key: Any, value: Any) -> list[str]:
         """Return an entry as ``ipset save`` or ``iptables`` write it."""
         return _LINES[table](family, key, value)
 
-    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> list[str]:
         """See the base class."""
         elements = [key for key in tables.get(SET_ELEMENTS, {}) if _is_about(key, place)]
         rules = rules_for(tables.get(CHAINS, {}), place, (INSIDE_CHAIN, OUTSIDE_CHAIN))
         return [*map(element_line, sorted(elements)), *rules]
 
-    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> dict[str, str]:
         """See the base class."""
         return {
             f"ipset {family}": ipset_text(tables[SETS], tables[SET_ELEMENTS]),
@@ -102,21 +102,21 @@ def _is_about(key: SetElementKey, place: Arrival) -> bool:
     return key.element == frontend or key.element.startswith(f"{frontend},")
 
 
-def _chain_lines(_family: str, key: Any, value: Any) -> List[str]:
+def _chain_lines(_family: str, key: Any, value: Any) -> list[str]:
     rules = [key.rule] if isinstance(key, JumpKey) else value
     return [f"-t {key.table} -A {key.chain} {rule}" for rule in rules]
 
 
-def _firewalled_lines(family: str, key: Any, _value: Any) -> List[str]:
+def _firewalled_lines(family: str, key: Any, _value: Any) -> list[str]:
     return [f"-t filter -A KUBE-IPVS-OUT-FILTER {rule}" for rule in out_filter_rules(family, [key])]
 
 
-def _redirected_lines(family: str, key: Any, value: Any) -> List[str]:
+def _redirected_lines(family: str, key: Any, value: Any) -> list[str]:
     parts = redirect_rules(family, key, value)
     return [f"-t {chain.table} -A {chain.chain} {rule}" for chain, rules in parts.items() for rule in rules]
 
 
-_LINES: Mapping[str, Callable[[str, Any, Any], List[str]]] = {
+_LINES: Mapping[str, Callable[[str, Any, Any], list[str]]] = {
     SETS: lambda _family, key, value: [set_line(key, value)],
     SET_ELEMENTS: lambda _family, key, _value: [element_line(key)],
     CHAINS: _chain_lines,

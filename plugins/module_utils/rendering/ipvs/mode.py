@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Mapping, Sequence
 
 from ...base.addresses import family_of
 from ...base.ipvs_schedulers import scheduler_of
@@ -57,11 +57,11 @@ class IpvsRendering(Rendering[IpvsFacts]):
         """See the base class."""
         return ipvs_facts(settings)
 
-    def static_entries(self, context: IpvsFacts) -> List[Entry]:
+    def static_entries(self, context: IpvsFacts) -> list[Entry]:
         """Return the dummy device, and the entries of the filter backend that exist without any Service."""
         return [(DEVICES, DEVICE, "dummy"), *self.filter_backend.static_entries(context.settings)]
 
-    def entries(self, service_port: ServicePortInfo, context: IpvsFacts) -> List[Entry]:
+    def entries(self, service_port: ServicePortInfo, context: IpvsFacts) -> list[Entry]:
         """See the base class."""
         return self.filter_backend.contribution(service_port, context).add_all()
 
@@ -114,7 +114,7 @@ class IpvsRendering(Rendering[IpvsFacts]):
             return (place,)
         return (place, cluster_ip) if _is_redirected(service_port, client, settings) else (place,)
 
-    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> list[str]:
         """See the base class."""
         server = VirtualServerKey(place.protocol, place.address, place.port)
         found = self.filter_backend.rows(family, tables, place)
@@ -125,7 +125,7 @@ class IpvsRendering(Rendering[IpvsFacts]):
         own = sorted(key for key in real_servers if key.server == server)
         return found + [text.real_server_line(key, real_servers[key]) for key in own]
 
-    def common_keys(self, static: Sequence[Entry], tables: Mapping[str, Mapping[Any, Any]]) -> List[Tuple[str, Any]]:
+    def common_keys(self, static: Sequence[Entry], tables: Mapping[str, Mapping[Any, Any]]) -> list[tuple[str, Any]]:
         """See the base class; chains are derived, and there are few."""
         derived = [(CHAINS, key) for key in tables.get(CHAINS, {})]
         return [*super().common_keys(static, tables), *derived]
@@ -138,7 +138,7 @@ class IpvsRendering(Rendering[IpvsFacts]):
         """See the base class."""
         return hashed_by(schedule(service_port, settings.scheduler, settings.schedulers).server)
 
-    def requested_schedulers(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> FrozenSet[str]:
+    def requested_schedulers(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> frozenset[str]:
         """See the base class."""
         return requested_schedulers(service_port, settings.scheduler)
 
@@ -150,7 +150,7 @@ class IpvsRendering(Rendering[IpvsFacts]):
         """See the base class."""
         return self.filter_backend.derivation(context.settings)
 
-    def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+    def lines(self, family: str, table: str, key: Any, value: Any) -> list[str]:
         """Return an entry as ``ipvsadm -Sn`` or the tools of the filter backend write it, or as arguments of ``ip``."""
         if table in _LINES:
             return _LINES[table](family, key, value)
@@ -162,7 +162,7 @@ class IpvsRendering(Rendering[IpvsFacts]):
         server = key.server if isinstance(key, RealServerKey) else key
         return not isinstance(server, VirtualServerKey) or (server.address, server.port) == (address, port)
 
-    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> dict[str, str]:
         """See the base class."""
         addresses = [address for address in tables[ADDRESSES] if family_of(address) == family]
         return {
@@ -172,7 +172,7 @@ class IpvsRendering(Rendering[IpvsFacts]):
         }
 
 
-_LINES: Mapping[str, Callable[[str, Any, Any], List[str]]] = {
+_LINES: Mapping[str, Callable[[str, Any, Any], list[str]]] = {
     DEVICES: lambda _family, key, _value: [text.device_line(key)],
     ADDRESSES: lambda _family, key, _value: [text.address_line(key)],
     VIRTUAL_SERVERS: lambda _family, key, value: [text.virtual_server_line(key, value)],

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from ...serviceports.info import Endpoint
 from ..merged import Entry
@@ -82,19 +82,19 @@ class NftablesFilterBackend(FilterBackend):
     tables = (layout.RESOURCE,)
     contribution = NftablesContribution
 
-    def static_entries(self, settings: DataplaneSettings) -> List[Entry]:
+    def static_entries(self, settings: DataplaneSettings) -> list[Entry]:
         """Return the table with its chains and sets."""
         return layout.static_entries(settings)
 
-    def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+    def lines(self, family: str, table: str, key: Any, value: Any) -> list[str]:
         """Return an entry in the syntax of the nft program."""
         return describe(family, key, value, layout.TABLE_NAME)
 
-    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> list[str]:
         """See the base class."""
         return objects_for(family, tables.get(layout.RESOURCE, {}), place, layout.TABLE_NAME)
 
-    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> dict[str, str]:
         """See the base class."""
         return {f"nft {family}": table_text(family, layout.IPVS_TABLE, tables[layout.RESOURCE])}
 

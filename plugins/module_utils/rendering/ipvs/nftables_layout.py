@@ -11,7 +11,7 @@ iptables, and connections of the node are filtered at -150, before IPVS takes th
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
+from typing import Optional
 
 from ...resources import Kind
 from ..merged import Entry
@@ -35,7 +35,7 @@ REDIRECTED_INSIDE = "redirected-inside"
 REDIRECTED_OUTSIDE = "redirected-outside"
 
 #: The sets of frontends (address, protocol, port), by the name of the ipset that kube-proxy has for them.
-FRONTENDS: Dict[str, str] = {
+FRONTENDS: dict[str, str] = {
     sets.CLUSTER_IP: "cluster-ip-frontends",
     sets.EXTERNAL_IP: "external-ip-frontends",
     sets.EXTERNAL_IP_LOCAL: "local-external-ip-frontends",
@@ -90,7 +90,7 @@ _MANGLE = -150
 _FILTER = 0
 
 
-def fixed_sets(settings: DataplaneSettings) -> Dict[str, nft.SetValue]:
+def fixed_sets(settings: DataplaneSettings) -> dict[str, nft.SetValue]:
     """Return the sets and maps that always exist."""
     behaviour = settings.behaviour
     address = nft.ADDRESS_TYPES[settings.family]
@@ -116,7 +116,7 @@ def _at(settings: DataplaneSettings, name: str) -> x.Expressions:
     return [*x.destination(settings.family), x.lookup(FRONTENDS[name])]
 
 
-def _cluster_ip_rules(settings: DataplaneSettings) -> List[nft.Rule]:
+def _cluster_ip_rules(settings: DataplaneSettings) -> list[nft.Rule]:
     """Return the rule that masquerades connections to cluster IPs.
 
     Without a detector these are connections of the node whose source became the cluster IP itself.
@@ -132,7 +132,7 @@ def _cluster_ip_rules(settings: DataplaneSettings) -> List[nft.Rule]:
     return [x.rule(key, x.lookup(FRONTENDS[sets.CLUSTER_IP]), mark)]
 
 
-def _services_rules(settings: DataplaneSettings) -> List[nft.Rule]:
+def _services_rules(settings: DataplaneSettings) -> list[nft.Rule]:
     """Return the rules that mark new connections for masquerading."""
     family = settings.family
     mark = x.set_mark_bits(settings.masquerade_mark)
@@ -147,7 +147,7 @@ def _services_rules(settings: DataplaneSettings) -> List[nft.Rule]:
     return rules
 
 
-def _redirect_chains(settings: DataplaneSettings) -> Dict[str, List[nft.Rule]]:
+def _redirect_chains(settings: DataplaneSettings) -> dict[str, list[nft.Rule]]:
     """Return the chains that send connections to the virtual server of the cluster IP: see ``policies``."""
     family = settings.family
     target = x.destination_nat(family, 0, x.address_words(family))
@@ -166,7 +166,7 @@ def _redirect_chains(settings: DataplaneSettings) -> Dict[str, List[nft.Rule]]:
     }
 
 
-def _address_filter_rules(settings: DataplaneSettings) -> List[nft.Rule]:
+def _address_filter_rules(settings: DataplaneSettings) -> list[nft.Rule]:
     """Return the rules that keep new connections to service addresses from reaching daemons of the host.
 
     For kube-proxy health check node ports are an exception.
@@ -189,14 +189,14 @@ def _between(family: str, name: str) -> x.Expressions:
     return [*addresses, *x.protocol_and_port(2 * words), x.lookup(name)]
 
 
-def _masquerading_rules(settings: DataplaneSettings) -> List[nft.Rule]:
+def _masquerading_rules(settings: DataplaneSettings) -> list[nft.Rule]:
     family, mark = settings.family, settings.masquerade_mark
     # The bit is cleared so that a packet that traverses this chain again is not masqueraded twice.
     marked = [*x.has_bits(x.meta(x.META_MARK), mark), *x.flip_mark_bits(mark)]
     return [*masquerade_rules(settings, marked), *masquerade_rules(settings, _between(family, HAIRPIN))]
 
 
-def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[nft.Rule]]:
+def _regular_chains(settings: DataplaneSettings) -> dict[str, list[nft.Rule]]:
     """Return the chains without a hook, each after those that it refers to."""
     mark = x.set_mark_bits(settings.masquerade_mark)
     at_port = x.protocol_and_port()
@@ -220,11 +220,11 @@ def _jump(target: str, new_only: bool = False) -> nft.Rule:
     return x.rule(x.new_connection() if new_only else [], x.verdict(f"jump {target}"))
 
 
-def _base_chains(settings: DataplaneSettings) -> Dict[str, nft.ChainValue]:
+def _base_chains(settings: DataplaneSettings) -> dict[str, nft.ChainValue]:
     behaviour, family = settings.behaviour, settings.family
     own_address = [x.destination_address(family), x.lookup(ADDRESSES)]
     settled = x.rule(x.is_local(x.FIB_DADDR), own_address, x.same_destination(family))
-    hooks: Dict[Tuple[str, str, int], List[nft.Rule]] = {}
+    hooks: dict[tuple[str, str, int], list[nft.Rule]] = {}
     if behaviour.ranges_hold_for_node:
         for hook in ("prerouting", "output"):
             hooks["filter", hook, _MANGLE] = [_jump(FIREWALL_CHECK, new_only=True)]
@@ -249,9 +249,9 @@ def _base_chains(settings: DataplaneSettings) -> Dict[str, nft.ChainValue]:
     }
 
 
-def static_entries(settings: DataplaneSettings) -> List[Entry]:
+def static_entries(settings: DataplaneSettings) -> list[Entry]:
     """Return the entries that exist without any Service, in an order in which they can be created."""
-    entries: List[Entry] = [(RESOURCE, IPVS_TABLE.key, nft.TableValue())]
+    entries: list[Entry] = [(RESOURCE, IPVS_TABLE.key, nft.TableValue())]
     entries += [(RESOURCE, nft.ObjectKey("set", name), value) for name, value in fixed_sets(settings).items()]
     for name, rules in _regular_chains(settings).items():
         entries.append((RESOURCE, nft.ObjectKey("chain", name), nft.ChainValue(tuple(rules))))

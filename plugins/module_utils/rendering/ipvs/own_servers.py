@@ -8,7 +8,7 @@ Every virtual server of a Service has an element in a set of frontends or of nod
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Mapping, Optional
+from typing import Any, Iterable, Mapping, Optional
 
 from ...base.addresses import unpacked
 from ..nftables.objects import PROTOCOL_NAMES, ElementKey, ObjectKey
@@ -45,7 +45,7 @@ def recorded_server(key: Any) -> Optional[VirtualServerKey]:
     return None
 
 
-def server_record(observed: Mapping[Any, Any]) -> Dict[Any, Any]:
+def server_record(observed: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the part of the table beside IPVS that records virtual servers and does not affect packets."""
     found = (IPVS_TABLE.key, *(ObjectKey("set", name) for name in RECORD_SETS))
     return {key: value for key, value in observed.items() if key in found or recorded_server(key)}

@@ -10,7 +10,7 @@ endpoints differ, which some schedulers ignore. Flags of schedulers share bits; 
 
 from __future__ import annotations
 
-from typing import AbstractSet, FrozenSet, List, NamedTuple, Tuple
+from typing import AbstractSet, NamedTuple
 
 from ...base.addresses import IPV6
 from ...base.ipvs_schedulers import FALLBACK, SCHEDULER_FLAGS, WITH_PORT, scheduler_of
@@ -26,10 +26,10 @@ class Scheduling(NamedTuple):
     """The settings of a virtual server, and one clause for each part of the policy that they do not follow."""
 
     server: VirtualServer
-    ignored: Tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
-def requested_schedulers(info: ServicePortInfo, default: str) -> FrozenSet[str]:
+def requested_schedulers(info: ServicePortInfo, default: str) -> frozenset[str]:
     """Return the schedulers, other than the node's, of which the kernel must have one for this ServicePort."""
     wanted = info.policy.scheduler
     if wanted in ("", _RANDOM):
@@ -86,7 +86,7 @@ def _for_different_weights(scheduler: str) -> str:
     return scheduler_of(scheduler).for_weights or scheduler
 
 
-def _for_weights(scheduler: str, usable: AbstractSet[str], ignored: List[str]) -> str:
+def _for_weights(scheduler: str, usable: AbstractSet[str], ignored: list[str]) -> str:
     """Return the counterpart of a scheduler that heeds the weights of endpoints; add to ``ignored`` if it has none."""
     weighted = _for_different_weights(scheduler)
     if weighted not in usable:
@@ -97,7 +97,7 @@ def _for_weights(scheduler: str, usable: AbstractSet[str], ignored: List[str]) -
     return weighted
 
 
-def _flags(names: Tuple[str, ...], scheduler: str, ignored: List[str]) -> int:
+def _flags(names: tuple[str, ...], scheduler: str, ignored: list[str]) -> int:
     """Return the bits of the flags that the scheduler has; add the others to ``ignored``."""
     bits = 0
     for name in names:

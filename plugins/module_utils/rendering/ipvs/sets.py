@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 from ...base.addresses import IPV6
 from ...configuration.behaviour import KUBE_PROXY, Behaviour
@@ -52,7 +52,7 @@ def _local(what: str) -> str:
     return f"Kubernetes {what} with externalTrafficPolicy=local"
 
 
-SETS: Dict[str, KnownSet] = {
+SETS: dict[str, KnownSet] = {
     LOOP_BACK: KnownSet(HASH_IP_PORT_IP, "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose"),
     CLUSTER_IP: KnownSet(HASH_IP_PORT, "Kubernetes service cluster ip + port for masquerade purpose"),
     EXTERNAL_IP: KnownSet(HASH_IP_PORT, "Kubernetes service external ip + port for masquerade and filter purpose"),
@@ -85,7 +85,7 @@ SETS: Dict[str, KnownSet] = {
 #: The sets that kube-proxy does not have.
 OWN_SETS = frozenset((INTERNAL_DROPPED, EXTERNAL_DROPPED))
 
-NODE_PORT_SETS: Dict[str, Tuple[str, str]] = {
+NODE_PORT_SETS: dict[str, tuple[str, str]] = {
     "tcp": (NODE_PORT_TCP, NODE_PORT_LOCAL_TCP),
     "udp": (NODE_PORT_UDP, NODE_PORT_LOCAL_UDP),
     "sctp": (NODE_PORT_SCTP, NODE_PORT_LOCAL_SCTP),
@@ -98,16 +98,16 @@ def set_name(name: str, family: str) -> str:
 
 
 # Names per family; looked up for every entry of every ServicePort.
-NAMES: Dict[str, Dict[str, str]] = {
+NAMES: dict[str, dict[str, str]] = {
     family: {name: set_name(name, family) for name in SETS} for family in ("IPv4", "IPv6")
 }
 
 
 #: The family that each set belongs to, by its name in the kernel.
-FAMILY_OF_SET: Dict[str, str] = {actual: family for family, names in NAMES.items() for actual in names.values()}
+FAMILY_OF_SET: dict[str, str] = {actual: family for family, names in NAMES.items() for actual in names.values()}
 
 #: The protocol of each set that holds node ports, by its name in the kernel.
-PROTOCOL_OF_NODE_PORTS: Dict[str, str] = {
+PROTOCOL_OF_NODE_PORTS: dict[str, str] = {
     names[name]: protocol for names in NAMES.values() for protocol, plain in NODE_PORT_SETS.items() for name in plain
 }
 
@@ -121,16 +121,16 @@ def exempted(key: SetElementKey) -> Optional[SetElementKey]:
     return key._replace(set=_MASQUERADING[key.set]) if key.set in _MASQUERADING else None
 
 
-def known_definitions(family: str) -> Dict[str, SetDefinition]:
+def known_definitions(family: str) -> dict[str, SetDefinition]:
     """Return all sets that a family may have, by name."""
-    found: Dict[str, SetDefinition] = {}
+    found: dict[str, SetDefinition] = {}
     for name, known in SETS.items():
         bitmap = known.type == BITMAP_PORT
         found[NAMES[family][name]] = SetDefinition(known.type, "" if bitmap else family)
     return found
 
 
-def definitions(family: str, behaviour: Behaviour = KUBE_PROXY) -> Dict[str, SetDefinition]:
+def definitions(family: str, behaviour: Behaviour = KUBE_PROXY) -> dict[str, SetDefinition]:
     """Return the sets of a family by name; they exist whether they have elements or not."""
     found = known_definitions(family)
     if not behaviour.local_means_local:

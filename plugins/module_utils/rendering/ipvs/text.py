@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, Tuple
+from typing import Any, Iterable, Mapping
 
 from ...base.addresses import IPV6, address_and_port, address_bits, family_of
 from ...base.ipvs_schedulers import flag_names
@@ -49,9 +49,9 @@ def real_server_line(key: model.RealServerKey, value: model.RealServer) -> str:
     return f"-a {_service(key.server)} -r {address_and_port(key.ip, key.port)} {forwarding} -w {value.weight}"
 
 
-def _with_members(owners: Iterable[Tuple[Any, str]], members: Iterable[Tuple[Any, str]]) -> str:
+def _with_members(owners: Iterable[tuple[Any, str]], members: Iterable[tuple[Any, str]]) -> str:
     """Return the line of each owner, followed by those of its members; both are pairs of an owner and a line."""
-    by_owner: Dict[Any, List[str]] = {}
+    by_owner: dict[Any, list[str]] = {}
     for owner, line in members:
         by_owner.setdefault(owner, []).append(line)
     return "".join(f"{line}\n" for owner, first in owners for line in (first, *by_owner.get(owner, ())))

@@ -9,7 +9,7 @@ object names, such as link-local ones and those of groups, are judged by the int
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
 from ...base.addresses import FAMILIES, IPV4, IPV6, Network
 from ..nftables import expressions as x
@@ -35,7 +35,7 @@ _UNSPECIFIED = Network(0, 8, IPV4)
 _GROUPS = (Network(0xE0 << 24, 4, IPV4), Network(0xFF << 120, 8, IPV6))
 
 
-def always_accepted() -> List[Rule]:
+def always_accepted() -> list[Rule]:
     """Return the rules that accept what no policy concerns: open connections, and neighbour discovery."""
     known = x.has_state(x.CT_STATE_ESTABLISHED | x.CT_STATE_RELATED)
     return [x.rule(known, x.verdict("accept")), _neighbour_discovery()]
@@ -45,7 +45,7 @@ def _neighbour_discovery(source: Optional[Expressions] = None) -> Rule:
     return _accepted_icmpv6(_NEIGHBOUR_DISCOVERY, [*(source or ()), *x.hop_limit(_NOT_FORWARDED)])
 
 
-def _accepted_icmpv6(types: Tuple[int, int], also: Optional[Expressions] = None) -> Rule:
+def _accepted_icmpv6(types: tuple[int, int], also: Optional[Expressions] = None) -> Rule:
     """Return the rule that accepts ICMPv6 messages from the first to the last of two types. ``also``: if this holds."""
     kind = [x.meta(x.META_L4PROTO), x.compare(bytes((_ICMPV6,))), x.payload(x.TRANSPORT_HEADER, 0, 1)]
     low, high = (bytes((number,)) for number in types)
@@ -98,7 +98,7 @@ def _from_pods(options: sets.Options) -> ChainValue:
     return ChainValue((*rules, x.rule(x.not_routed_back(), x.verdict(f"goto {sets.FORGED}"))))
 
 
-def _sources() -> List[Rule]:
+def _sources() -> list[Rule]:
     """Return the rules that drop packets with a source that is not of their sender, also of open connections.
 
     That is judged of what comes from an interface of pods, and of what claims to come from a pod of this node. What the
@@ -140,7 +140,7 @@ def _to_group(family: str) -> Expressions:
     return [*x.of_family(family), *x.in_network(groups, load_source=False)]
 
 
-def _leaving_pods(options: sets.Options) -> List[Rule]:
+def _leaving_pods(options: sets.Options) -> list[Rule]:
     """Return the rules that find what pods send from an address that no object names.
 
     Nobody but the pod knows a link-local address, and anybody may send to broadcast addresses from 0.0.0.0.
@@ -155,7 +155,7 @@ def _leaving_pods(options: sets.Options) -> List[Rule]:
     return rules
 
 
-def _between_pods() -> List[Rule]:
+def _between_pods() -> list[Rule]:
     """Return the rules that find what reaches pods on a bridge by an address that no object names.
 
     Every pod listens at link-local and broadcast addresses, and at those of multicast groups. What the node sends
@@ -170,7 +170,7 @@ def _between_pods() -> List[Rule]:
     return [x.rule(to_bridge, found, x.verdict(f"goto {sets.links('in')}")) for found in nameless]
 
 
-def _node_addresses(options: sets.Options, others: Sequence[Expressions]) -> List[Rule]:
+def _node_addresses(options: sets.Options, others: Sequence[Expressions]) -> list[Rule]:
     """Return the rules that drop a source address of this node that did not come from it, where that matters.
 
     It does for destinations that are judged, and for those of the node itself, which may be virtual addresses: IPVS
@@ -194,7 +194,7 @@ def _node_addresses(options: sets.Options, others: Sequence[Expressions]) -> Lis
     ]
 
 
-def chains(options: sets.Options, guarded: Sequence[Expressions]) -> Dict[str, ChainValue]:
+def chains(options: sets.Options, guarded: Sequence[Expressions]) -> dict[str, ChainValue]:
     """Return the chains by name. ``guarded``: further destinations that no forged address of this node may reach."""
     arriving = [*_node_addresses(options, guarded), *_leaving_pods(options)]
     return {

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, TypeVar
+from typing import Any, Callable, Mapping, TypeVar
 
 from ...resources import Change
 from ..nftables.objects import TableIdentity
@@ -47,5 +47,5 @@ def of_policies(change: Change[K, V]) -> Change[K, V]:
     return _part(change, lambda table: {key: value for key, value in table.items() if not is_bridged(key)})
 
 
-def _part(change: Change[K, V], chosen: Callable[[Mapping[K, Any]], Dict[K, Any]]) -> Change[K, V]:
+def _part(change: Change[K, V], chosen: Callable[[Mapping[K, Any]], dict[K, Any]]) -> Change[K, V]:
     return Change(chosen(change.added), chosen(change.replaced), chosen(change.removed))

@@ -9,7 +9,7 @@ IP and ARP without a VLAN tag, and addresses from their own port.
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List
+from typing import Callable
 
 from ...base.addresses import FAMILIES, IPV4, IPV6, Network
 from ..nftables import expressions as x
@@ -44,8 +44,8 @@ def _not_judged() -> Expressions:
 
 
 def _claim(
-    found: Expressions, load: Callable[[int], nft.Expression], family: str, harmless: List[Expressions]
-) -> List[nft.Rule]:
+    found: Expressions, load: Callable[[int], nft.Expression], family: str, harmless: list[Expressions]
+) -> list[nft.Rule]:
     """Return the rules for frames that claim an address. ``found``: matches them; ``load``: loads it at a word.
 
     ``harmless``: match addresses that are accepted from every port.
@@ -68,7 +68,7 @@ def _icmpv6(kind: int) -> Expressions:
     ]
 
 
-def _neighbours() -> List[nft.Rule]:
+def _neighbours() -> list[nft.Rule]:
     """Return the rules about addresses in messages of neighbour discovery, all of which may have a link-local source.
 
     A known pod is no router, and advertises only what it may send from.
@@ -92,7 +92,7 @@ def _neighbours() -> List[nft.Rule]:
     ]
 
 
-def _rules() -> List[nft.Rule]:
+def _rules() -> list[nft.Rule]:
     arp = x.payload(x.NETWORK_HEADER, 14, 4)
     rules = [x.rule(_not_judged(), interface_in(POD_LINKS), _DROP)]
     rules += _neighbours()
@@ -111,7 +111,7 @@ def _rules() -> List[nft.Rule]:
     return rules
 
 
-def definitions() -> Dict[str, nft.SetValue]:
+def definitions() -> dict[str, nft.SetValue]:
     """Return the sets by name."""
     found = {POD_LINKS: nft.SetValue((nft.INTERFACE,)), FORGED: nft.SetValue((nft.INTERFACE,), counted=True)}
     for family in FAMILIES:
@@ -122,9 +122,9 @@ def definitions() -> Dict[str, nft.SetValue]:
     return found
 
 
-def entries(options: Options) -> Dict[nft.Key, nft.Value]:
+def entries(options: Options) -> dict[nft.Key, nft.Value]:
     """Return the table without elements."""
-    found: Dict[nft.Key, nft.Value] = {TABLE.key: nft.TableValue()}
+    found: dict[nft.Key, nft.Value] = {TABLE.key: nft.TableValue()}
     found.update({nft.ObjectKey("set", set_name): value for set_name, value in definitions().items()})
     found[nft.ObjectKey("chain", FORGED)] = drop_chain(interface_in(FORGED), log_prefix(FORGED), options)
     found[nft.ObjectKey("chain", "frames")] = nft.ChainValue(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Iterator, Mapping
 
 from ...base.addresses import IPV4, IPV6, family_of_packed
 from ...networkpolicy import rows
@@ -17,12 +17,12 @@ from . import bridged, layout, sets
 from .layout import class_bytes
 from .sets import Options
 
-Entry = Tuple[Key, Value]
+Entry = tuple[Key, Value]
 
 
-def static_entries(options: Options) -> Dict[Key, Value]:
+def static_entries(options: Options) -> dict[Key, Value]:
     """Return the table without elements."""
-    found: Dict[Key, Value] = {sets.TABLE.key: TableValue()}
+    found: dict[Key, Value] = {sets.TABLE.key: TableValue()}
     found.update({ObjectKey("set", name): value for name, value in sets.definitions(options).items()})
     chains = layout.chains(options, rows.EVERYTHING_ID)
     found.update({ObjectKey("chain", name): value for name, value in chains.items()})
@@ -71,7 +71,7 @@ class Elements:
             for family, size in ((IPV4, 4), (IPV6, 16))
         }
 
-    def entries(self, row: Row, value: Any) -> List[Entry]:
+    def entries(self, row: Row, value: Any) -> list[Entry]:
         """Return the elements of a row."""
         kind = row[0]
         if kind == rows.GRANT:
@@ -81,10 +81,10 @@ class Elements:
         if kind == rows.BRIDGED:
             return list(bridged.entries(self._options).items())
         data = value if value is True else class_bytes(value)
-        found: List[Entry] = [(ElementKey("element", name, key), data) for name, key in self._places(kind, row)]
+        found: list[Entry] = [(ElementKey("element", name, key), data) for name, key in self._places(kind, row)]
         return found or [(key, data) for key in _of_ports(kind, row)]
 
-    def _places(self, kind: str, row: Row) -> Iterator[Tuple[str, bytes]]:
+    def _places(self, kind: str, row: Row) -> Iterator[tuple[str, bytes]]:
         """Yield the sets that have an element for a row, each with its key."""
         if kind in _OF_ADDRESS:
             _kind, address = row
@@ -116,7 +116,7 @@ class Elements:
             yield from _of_tier(kind, row)
 
 
-def _of_tier(kind: str, row: Row) -> Iterator[Tuple[str, bytes]]:
+def _of_tier(kind: str, row: Row) -> Iterator[tuple[str, bytes]]:
     if kind == rows.TIER_GRANT:
         _kind, tier, side, number, address = row
         yield sets.tier_grants(tier.lower(), side, family_of_packed(address)), class_bytes(number) + address
@@ -140,7 +140,7 @@ def _of_ports(kind: str, row: Row) -> Iterator[ElementKey]:
         yield bridged.element(sets.name(sets.HERE, family_of_packed(address)), address)
 
 
-def desired_table(found: Mapping[Row, Any], options: Options) -> Dict[Key, Value]:
+def desired_table(found: Mapping[Row, Any], options: Options) -> dict[Key, Value]:
     """Return the whole table for rows."""
     table = static_entries(options)
     entries = Elements(options).entries

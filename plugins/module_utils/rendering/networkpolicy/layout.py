@@ -11,8 +11,6 @@ use the nft program can list. It is set to 0 before a packet leaves a chain.
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
-
 from ...base.addresses import FAMILIES
 from ..nftables import expressions as x
 from ..nftables.expressions import Expressions
@@ -52,7 +50,7 @@ def _ranges_key() -> Expressions:
     return [x.meta(x.META_PRIORITY), x.network_order(), *x.protocol_and_port(1)]
 
 
-def _granted(everything: int) -> List[Rule]:
+def _granted(everything: int) -> list[Rule]:
     """Return the rules that accept a packet if the port set in the priority contains it."""
     whole = [x.meta(x.META_PRIORITY), x.compare(class_bytes(everything))]
     return [
@@ -67,7 +65,7 @@ def class_bytes(value: int) -> bytes:
     return x.host_word(value)
 
 
-def _classify(family: str, side: str) -> List[Rule]:
+def _classify(family: str, side: str) -> list[Rule]:
     """Return the rules that look up the class of the peer; a pod's own class replaces that of its range."""
     own = x.of_family(family)
     return [
@@ -86,7 +84,7 @@ def _policy_chain(family: str, side: str, options: sets.Options, everything: int
     """Return the chain that evaluates NetworkPolicies for isolated pods; it returns if the packet is allowed."""
     own = [*x.of_family(family), _own(family, side)]
     drop = x.verdict(f"goto {sets.drop_name(family, side)}")
-    rules: List[Rule] = []
+    rules: list[Rule] = []
     if options.tiers:
         rules.append(x.rule(*_to_itself(family), _RETURN))
     elif options.cut:
@@ -101,7 +99,7 @@ def _policy_chain(family: str, side: str, options: sets.Options, everything: int
     return ChainValue(tuple(rules))
 
 
-def _to_itself(family: str) -> Tuple[Expressions, Expression]:
+def _to_itself(family: str) -> tuple[Expressions, Expression]:
     width = x.address_words(family)
     addresses = [x.source_address(family), x.destination_address(family, width)]
     return [*x.of_family(family), *addresses], x.lookup(sets.name(sets.SELF, family))
@@ -137,7 +135,7 @@ def _without_ports() -> Expressions:
     return [x.meta(x.META_L4PROTO), *(x.compare(bytes((number,)), equal=False) for number in _PORT_PROTOCOLS)]
 
 
-def _tier(family: str, side: str, tier: str, drop: Expression) -> List[Rule]:
+def _tier(family: str, side: str, tier: str, drop: Expression) -> list[Rule]:
     accept, deny = sets.OUTCOMES
     other = [*_without_ports(), x.meta(x.META_PRIORITY)]
     return [
@@ -174,14 +172,14 @@ def _judged(family: str, side: str, options: sets.Options) -> Rule:
     return x.rule(listed, x.verdict(f"jump {sets.name(chain, family, side)}"))
 
 
-def _unknown(family: str, side: str) -> List[Expression]:
+def _unknown(family: str, side: str) -> list[Expression]:
     """Return what matches an address in the node's pod ranges that belongs to no known pod."""
     own = _own(family, side)
     ranges, known = sets.name(sets.POD_RANGES, family), sets.name(sets.KNOWN, family)
     return [*x.of_family(family), own, x.lookup(ranges), own, x.lookup(known, inverted=True)]
 
 
-def _hooks(options: sets.Options) -> Dict[str, ChainValue]:
+def _hooks(options: sets.Options) -> dict[str, ChainValue]:
     no_interface = [x.meta(x.META_IIF), x.compare(x.host_word(0))]
     from_node = [*no_interface, *x.is_local(x.FIB_SADDR), x.verdict("accept")]
     leaving = [*arriving.always_accepted(), x.rule(from_node)]
@@ -203,9 +201,9 @@ def _hooks(options: sets.Options) -> Dict[str, ChainValue]:
     }
 
 
-def chains(options: sets.Options, everything: int) -> Dict[str, ChainValue]:
+def chains(options: sets.Options, everything: int) -> dict[str, ChainValue]:
     """Return all chains by name, each after those that it refers to. ``everything``: the port set of all packets."""
-    found: Dict[str, ChainValue] = {}
+    found: dict[str, ChainValue] = {}
     for family in FAMILIES:
         for side in sets.SIDES:
             denied = [*x.of_family(family), _own(family, side), x.lookup(sets.name(sets.DENIED, family, side))]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Dict, NamedTuple
+from typing import NamedTuple
 
 from ...base.addresses import FAMILIES, IPV6
 from ..nftables import objects as nft
@@ -79,7 +79,7 @@ def tier_grants(tier: str, side: str, family: str) -> str:
     return name(f"{tier}-grants", family, side)
 
 
-def definitions(options: Options) -> Dict[str, nft.SetValue]:
+def definitions(options: Options) -> dict[str, nft.SetValue]:
     """Return all sets and maps by name."""
     port_key = (nft.CLASSID, nft.PROTOCOL, nft.PORT)
     ranges = nft.SET_INTERVAL | nft.SET_CONCAT

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping
+from typing import Any, Mapping
 
 from ..nftables.objects import CLASSID, ElementKey, Key, SetValue, Value, key_length
 from ..nftables.text import concatenation_text, object_lines, script
@@ -20,7 +20,7 @@ def _range_text(value: SetValue, raw: bytes) -> str:
     """Return ``10.0.0.0-10.0.0.255``; single values in a concatenation are written once."""
     half = len(raw) // 2
     first, last = raw[:half], raw[half:]
-    texts: List[str] = []
+    texts: list[str] = []
     position = 0
     for part in value.key:
         end = position + key_length((part,))
@@ -53,7 +53,7 @@ def element_text(set_name: str, raw: bytes, value: Value) -> str:
     return f"{key} : {value}" if isinstance(value, str) else key
 
 
-def describe(key: Key, value: Any) -> List[str]:
+def describe(key: Key, value: Any) -> list[str]:
     """Return one entry of the table in the syntax of the nft program."""
     family = _FAMILY
     if bridge_keys.is_bridged(key):

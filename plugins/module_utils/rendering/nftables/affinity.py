@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b32encode
-from typing import List, NamedTuple, Tuple
+from typing import NamedTuple
 
 from ...base.addresses import packed
 from ...serviceports.info import Endpoint, ServicePortInfo
@@ -78,7 +78,7 @@ class AffinityChains:
         cluster, local = f"service-{base}", f"local-{base}"
         self.internal = local if info.internal_local else cluster
         self.external = f"external-{base}"
-        self.entries: List[Entry] = []
+        self.entries: list[Entry] = []
         self._family = settings.family
         self._names = {endpoint: _names(info, endpoint) for endpoint in info.reachable}
         self._add_endpoints(info)
@@ -89,7 +89,7 @@ class AffinityChains:
         if info.has_any and info.externally_accessible:
             self._add_chain(self.external, self._external_rules(info, settings, cluster, local))
 
-    def _add_chain(self, name: str, rules: List[nft.Rule]) -> None:
+    def _add_chain(self, name: str, rules: list[nft.Rule]) -> None:
         self.entries.append((nft.RESOURCE, nft.ObjectKey("chain", name), nft.ChainValue(tuple(rules))))
 
     def _add_endpoints(self, info: ServicePortInfo) -> None:
@@ -115,7 +115,7 @@ class AffinityChains:
             self.entries.append((nft.RESOURCE, nft.ObjectKey("set", names.clients), clients))
             self._add_chain(names.chain, [x.rule(source, x.remember(names.clients)), x.rule(redirect)])
 
-    def _choose(self, info: ServicePortInfo, endpoints: Tuple[Endpoint, ...]) -> List[nft.Rule]:
+    def _choose(self, info: ServicePortInfo, endpoints: tuple[Endpoint, ...]) -> list[nft.Rule]:
         found = [self._names[endpoint] for endpoint in endpoints]
         source = x.source_address(self._family)
         rules = [x.rule(source, x.lookup(names.clients), names.target) for names in found]
@@ -127,7 +127,7 @@ class AffinityChains:
         return rules
 
     @staticmethod
-    def _external_rules(info: ServicePortInfo, settings: DataplaneSettings, cluster: str, local: str) -> List[nft.Rule]:
+    def _external_rules(info: ServicePortInfo, settings: DataplaneSettings, cluster: str, local: str) -> list[nft.Rule]:
         mark = settings.masquerade_mark
         if not info.external_local:
             rules = [x.rule(x.set_mark_bits(mark), comment="masquerade")]

@@ -23,7 +23,7 @@ map in time proportional to the square of its size, so slots are spread over man
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import List, NamedTuple, Optional
+from typing import NamedTuple, Optional
 from zlib import crc32
 
 from ...cluster.account import SLOTS
@@ -156,12 +156,12 @@ def masquerading_chooser(kind: str, mark: int, choice: Choice) -> ChainValue:
     return ChainValue((x.rule(x.set_mark_bits(mark), comment="masquerade"), x.rule(x.verdict(f"goto {target}"))))
 
 
-def short_circuits(traffic: Optional[LocalTraffic], mark: int, cluster_target: str) -> List[Rule]:
+def short_circuits(traffic: Optional[LocalTraffic], mark: int, cluster_target: str) -> list[Rule]:
     """Return the rules that precede the local endpoints under policy Local.
 
     Pods of this node and the node itself may use all endpoints.
     """
-    rules: List[Rule] = []
+    rules: list[Rule] = []
     if traffic is not None and cluster_target:
         pods = layout.from_local(traffic, True)
         rules.append(x.rule(pods, x.verdict(f"goto {cluster_target}"), comment="short-circuit pod traffic"))

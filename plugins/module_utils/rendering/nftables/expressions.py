@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import List, Optional, Tuple, Union
+from typing import Optional, Union
 
 from ...base.addresses import IPV6, Network
 from .objects import Expression, Rule
@@ -137,7 +137,7 @@ class Dynset:
     SET_NAME, SET_ID, OP, SREG_KEY, SREG_DATA, TIMEOUT, EXPR, PAD, FLAGS, EXPRESSIONS = range(1, 11)
 
 
-Expressions = List[Expression]
+Expressions = list[Expression]
 #: Equal expressions are one object: with session affinity, most expressions of the rules of each endpoint are equal.
 _shared = lru_cache(maxsize=1024)
 
@@ -193,7 +193,7 @@ def destination(family: str) -> Expressions:
 
 def lookup(name: str, inverted: bool = False) -> Expression:
     """Continue only if a set contains the key in the registers, or (``inverted``) does not contain it."""
-    flags: Tuple[Tuple[int, Union[int, bytes, str]], ...] = ((Lookup.FLAGS, LOOKUP_INVERT),) if inverted else ()
+    flags: tuple[tuple[int, Union[int, bytes, str]], ...] = ((Lookup.FLAGS, LOOKUP_INVERT),) if inverted else ()
     return Expression("lookup", ((Lookup.SET, name), (Lookup.SREG, register(0)), *flags))
 
 

@@ -10,7 +10,7 @@ packet would traverse them.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Dict, Iterable, List, Sequence, Tuple
+from typing import Iterable, Sequence
 
 from ...base.addresses import IPV6, Network, networks_of
 from ...serviceports.info import ServicePortInfo, Sources
@@ -41,18 +41,18 @@ def source_ranges_set(family: str, kind: str) -> nft.SetValue:
     )
 
 
-def firewall_name(kind: str, lengths: Tuple[int, ...]) -> str:
+def firewall_name(kind: str, lengths: tuple[int, ...]) -> str:
     """Return the name of the chain that accepts ranges with these prefix lengths."""
     return f"{kind}firewall-" + "-".join(str(length) for length in lengths)
 
 
 @lru_cache(maxsize=1024)
-def firewall(family: str, kind: str, lengths: Tuple[int, ...]) -> nft.ChainValue:
+def firewall(family: str, kind: str, lengths: tuple[int, ...]) -> nft.ChainValue:
     """Return the chain that drops packets from outside a frontend's source ranges; ``lengths``: longest first."""
     size = 16 if family == IPV6 else 4
     frontend = x.protocol_and_port() if kind == NODE_PORT_KEY else x.destination(family)
     word = 2 if kind == NODE_PORT_KEY else x.address_words(family) + 2
-    rules: List[nft.Rule] = []
+    rules: list[nft.Rule] = []
     for length in lengths:
         key = [*frontend, x.source_address(family, word)]
         if length < size * 8:
@@ -62,7 +62,7 @@ def firewall(family: str, kind: str, lengths: Tuple[int, ...]) -> nft.ChainValue
     return nft.ChainValue(tuple(rules))
 
 
-def _node_port_check(settings: DataplaneSettings) -> List[Entry]:
+def _node_port_check(settings: DataplaneSettings) -> list[Entry]:
     """Return the entries that every restricted node port needs, in an order in which they can be created."""
     at_node_port = [*layout.node_port_match(settings, True), *x.protocol_and_port()]
     check = x.rule(at_node_port, x.verdict_lookup(NODE_PORT_FIREWALLED))
@@ -83,16 +83,16 @@ def _node_port_check(settings: DataplaneSettings) -> List[Entry]:
 
 def firewall_entries(
     info: ServicePortInfo, settings: DataplaneSettings, transport: bytes, node_port: bytes
-) -> List[Entry]:
+) -> list[Entry]:
     """Return the entries that restrict the ServicePort's external addresses and its node port to allowed sources.
 
     ``transport``: protocol and port as in a key, ``node_port``: protocol and node port. Where a range contains the node
     itself, an external address is allowed as its own source: the node may have used it.
     """
-    entries: List[Entry] = []
-    addresses: Dict[bytes, Sources] = {address_key(address): info.external_ip_sources for address in info.external_ips}
+    entries: list[Entry] = []
+    addresses: dict[bytes, Sources] = {address_key(address): info.external_ip_sources for address in info.external_ips}
     addresses.update((address_key(address), info.source_ranges) for address in info.load_balancer_ips)
-    by_sources: Dict[Sources, List[bytes]] = {}
+    by_sources: dict[Sources, list[bytes]] = {}
     for address, sources in addresses.items():
         by_sources.setdefault(sources, []).append(address)
     for sources, own in by_sources.items():
@@ -113,14 +113,14 @@ def firewall_entries(
 
 
 @lru_cache(maxsize=8)
-def _networks(sources: Tuple[str, ...]) -> List[Network]:
+def _networks(sources: tuple[str, ...]) -> list[Network]:
     """Return the ranges of sources, which all ports of a Service share."""
     return networks_of(sources)
 
 
 def restrict(
     family: str, kind: str, *, keys: Iterable[bytes], sources: Sequence[str], own: Iterable[bytes], node_ip: str
-) -> List[Entry]:
+) -> list[Entry]:
     """Return the entries that restrict frontends of a kind, given by their keys, to allowed sources.
 
     Where a range contains ``node_ip``, the addresses ``own`` are allowed as well. Nothing is restricted by a range of
@@ -133,7 +133,7 @@ def restrict(
     allowed = {(network.prefix_length, network.first) for network in networks}
     if node_ip and any(network.contains(node_ip) for network in networks):
         allowed.update((size * 8, int.from_bytes(address, "big")) for address in own)
-    entries: List[Entry] = []
+    entries: list[Entry] = []
     verdict = "drop"
     if allowed:
         lengths = tuple(sorted({length for length, _first in allowed}, reverse=True))

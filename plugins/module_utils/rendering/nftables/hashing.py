@@ -9,7 +9,7 @@ both stable hashing here.
 
 from __future__ import annotations
 
-from typing import FrozenSet, List, Sequence, Tuple
+from typing import Sequence
 
 from ...base import ipvs_schedulers
 from ...base.addresses import packed
@@ -32,7 +32,7 @@ MOST_LISTS = 2_000
 MOST_LISTS_OF_SERVICE = 64
 
 
-def requested(info: ServicePortInfo) -> FrozenSet[str]:
+def requested(info: ServicePortInfo) -> frozenset[str]:
     """Return the features of the kernel that a ServicePort requests: JHASH, or none."""
     return frozenset((JHASH,)) if info.policy.scheduler in SCHEDULERS and not _refusal(info) else frozenset()
 
@@ -42,7 +42,7 @@ def is_hashed(info: ServicePortInfo, settings: DataplaneSettings) -> bool:
     return JHASH in settings.schedulers and bool(requested(info))
 
 
-def ignored(info: ServicePortInfo, settings: DataplaneSettings) -> List[str]:
+def ignored(info: ServicePortInfo, settings: DataplaneSettings) -> list[str]:
     """Return one clause for each part of a policy with one of SCHEDULERS that is not supported."""
     scheduler = info.policy.scheduler
     reason = _refusal(info)
@@ -90,7 +90,7 @@ def by_port(info: ServicePortInfo) -> bool:
     return any(flag.bit == ipvs_schedulers.WITH_PORT and flag.scheduler in owners for flag in flags)
 
 
-def slots_of(endpoints: Sequence[Endpoint]) -> Tuple[int, ...]:
+def slots_of(endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
     """Return for each slot the position of its endpoint. None of the weights is 0.
 
     The age of endpoints has no effect, because nodes see it differently: there is no slow start.

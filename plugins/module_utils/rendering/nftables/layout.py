@@ -10,7 +10,6 @@ them as they do around kube-proxy's. The difference is behind the verdicts: see 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Dict, List, Tuple
 
 from ...base.addresses import IPV6, Network, is_loopback, packed, parse_network
 from ..merged import Entry
@@ -90,14 +89,14 @@ SERVICES_TABLE = nft.TableIdentity(
 )
 
 
-def fixed_sets(family: str, counted: bool = False) -> Dict[str, nft.SetValue]:
+def fixed_sets(family: str, counted: bool = False) -> dict[str, nft.SetValue]:
     """Return the sets and maps that always exist.
 
     ``counted``: the maps that each new connection looks up, those of frontends and of endpoints, count.
     """
     address = nft.ADDRESS_TYPES[family]
-    frontend: Tuple[str, ...] = (address, nft.PROTOCOL, nft.PORT)
-    node_port: Tuple[str, ...] = (nft.PROTOCOL, nft.PORT)
+    frontend: tuple[str, ...] = (address, nft.PROTOCOL, nft.PORT)
+    node_port: tuple[str, ...] = (nft.PROTOCOL, nft.PORT)
     endpoint = (address, nft.PORT)
     verdict = (nft.VERDICT,)
     return {
@@ -139,11 +138,11 @@ def node_port_match(settings: DataplaneSettings, dispatching: bool) -> x.Express
     return [*local, *loopback(settings.family, equal=False)]
 
 
-def _services_rules(settings: DataplaneSettings) -> List[nft.Rule]:
+def _services_rules(settings: DataplaneSettings) -> list[nft.Rule]:
     family = settings.family
     to_cluster_ip = [x.destination_address(family), x.lookup(CLUSTER_IPS)]
     mark = x.set_mark_bits(settings.masquerade_mark)
-    rules: List[nft.Rule] = []
+    rules: list[nft.Rule] = []
     if settings.masquerade_all:
         rules.append(x.rule(to_cluster_ip, mark, comment="masquerade all clusterIP traffic"))
     elif settings.local_traffic is not None:
@@ -160,7 +159,7 @@ def _services_rules(settings: DataplaneSettings) -> List[nft.Rule]:
     return rules
 
 
-def _cluster_ips_rules(settings: DataplaneSettings) -> List[nft.Rule]:
+def _cluster_ips_rules(settings: DataplaneSettings) -> list[nft.Rule]:
     family = settings.family
     refused = [x.destination_address(family), x.lookup(CLUSTER_IPS), x.reject(family)]
     rules = [x.rule(refused, comment="Reject traffic to invalid ports of ClusterIPs")]
@@ -174,7 +173,7 @@ def _cluster_ips_rules(settings: DataplaneSettings) -> List[nft.Rule]:
     return rules
 
 
-def masquerade_rules(settings: DataplaneSettings, match: x.Expressions) -> List[nft.Rule]:
+def masquerade_rules(settings: DataplaneSettings, match: x.Expressions) -> list[nft.Rule]:
     """Return the rules that masquerade packets that the expressions match.
 
     If the source ports are limited, each protocol needs a separate rule: the nft program accepts no other form.
@@ -188,7 +187,7 @@ def masquerade_rules(settings: DataplaneSettings, match: x.Expressions) -> List[
     return [*limited, x.rule(match, x.masquerade())]
 
 
-def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[nft.Rule]]:
+def _regular_chains(settings: DataplaneSettings) -> dict[str, list[nft.Rule]]:
     family = settings.family
     mark = settings.masquerade_mark
     connection = [
@@ -216,14 +215,14 @@ def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[nft.Rule]]:
     }
 
 
-def _localhost_entries(settings: DataplaneSettings) -> List[Entry]:
+def _localhost_entries(settings: DataplaneSettings) -> list[Entry]:
     """Return what refuses node ports at loopback addresses, and counts the packets of each protocol (KEP-6032).
 
     The map has kube-proxy's name and type, so that either finds the other's; the counters are elements of a set. Its
     keys have a second part because the nft program aborts at a key of one byte that occupies a whole register.
     """
     counts = [*x.protocol_and_direction(), x.lookup(LOCALHOST_COUNTS), x.reject(settings.family)]
-    entries: Dict[nft.Key, nft.Value] = {
+    entries: dict[nft.Key, nft.Value] = {
         nft.ObjectKey("set", LOCALHOST_COUNTS): nft.SetValue((nft.PROTOCOL, nft.DIRECTION), counted=True),
         nft.ObjectKey("set", LOCALHOST_REJECTED): nft.SetValue((nft.PROTOCOL, nft.PORT), (nft.VERDICT,)),
         nft.ObjectKey("chain", LOCALHOST_REJECT): nft.ChainValue((x.rule(counts),)),
@@ -233,11 +232,11 @@ def _localhost_entries(settings: DataplaneSettings) -> List[Entry]:
     return [(nft.RESOURCE, key, value) for key, value in entries.items()]
 
 
-def _base_chains() -> Dict[str, nft.ChainValue]:
-    def new(*targets: str) -> Tuple[nft.Rule, ...]:
+def _base_chains() -> dict[str, nft.ChainValue]:
+    def new(*targets: str) -> tuple[nft.Rule, ...]:
         return tuple(x.rule(x.new_connection(), x.verdict(f"jump {target}")) for target in targets)
 
-    def always(target: str) -> Tuple[nft.Rule, ...]:
+    def always(target: str) -> tuple[nft.Rule, ...]:
         return (x.rule(x.verdict(f"jump {target}")),)
 
     return {
@@ -258,9 +257,9 @@ def _base_chains() -> Dict[str, nft.ChainValue]:
     }
 
 
-def static_entries(settings: DataplaneSettings) -> List[Entry]:
+def static_entries(settings: DataplaneSettings) -> list[Entry]:
     """Return the entries that exist without any Service, in an order in which they can be created."""
-    entries: List[Entry] = [(nft.RESOURCE, nft.TABLE_KEY, nft.TableValue())]
+    entries: list[Entry] = [(nft.RESOURCE, nft.TABLE_KEY, nft.TableValue())]
     sets = fixed_sets(settings.family, settings.count_connections)
     if settings.node_port_cidrs:
         sets[NODE_PORT_IPS] = nft.SetValue((nft.ADDRESS_TYPES[settings.family],))

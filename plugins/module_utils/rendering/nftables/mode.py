@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_pton
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from ...base.addresses import IPV6
 from ...serviceports.info import Endpoint, ServicePortInfo
@@ -30,7 +30,7 @@ from .objects import RESOURCE, ChainValue, ElementKey, ObjectKey
 REJECT = f"goto {layout.REJECT_CHAIN}"
 
 
-class _PortData(Dict[int, bytes]):
+class _PortData(dict[int, bytes]):
     """The data of port numbers, computed on first use: the number and padding to a whole register."""
 
     def __missing__(self, port: int) -> bytes:
@@ -41,14 +41,14 @@ class _PortData(Dict[int, bytes]):
 _PORT_DATA = _PortData()
 
 
-def _data(family: str, endpoints: Iterable[Endpoint]) -> Tuple[bytes, ...]:
+def _data(family: str, endpoints: Iterable[Endpoint]) -> tuple[bytes, ...]:
     # A first load converts tens of thousands of endpoints: a call to Python for each, or a cache, would only cost time.
     number = AF_INET6 if family == IPV6 else AF_INET
     return tuple([inet_pton(number, endpoint[0]) + _PORT_DATA[endpoint[1]] for endpoint in endpoints])
 
 
 @lru_cache(maxsize=1024)
-def _chooser_entries(family: str, kind: str, policy: str, choice: Choice) -> Tuple[Entry, ...]:
+def _chooser_entries(family: str, kind: str, policy: str, choice: Choice) -> tuple[Entry, ...]:
     """Return the entries of a chain that selects, and of its map of slots; many Services share them."""
     chain = ObjectKey("chain", balancing.chooser_name(kind, policy, choice))
     entry = (RESOURCE, chain, balancing.chooser(family, kind, policy, choice))
@@ -58,7 +58,7 @@ def _chooser_entries(family: str, kind: str, policy: str, choice: Choice) -> Tup
     return (RESOURCE, key, balancing.slots_map(family, kind)), entry
 
 
-def _places(info: ServicePortInfo, endpoints: Tuple[Endpoint, ...]) -> Tuple[Endpoint, ...]:
+def _places(info: ServicePortInfo, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
     """Return the endpoints under the indices of a list: each once, or several times in proportion to its weight."""
     return slots(endpoints) if info.weighted else endpoints
 
@@ -103,7 +103,7 @@ def _lists(info: ServicePortInfo, kind: str, key: bytes, external: bool, choices
 
 def _external_chain(
     info: ServicePortInfo, settings: DataplaneSettings, kind: str, choices: _Choices
-) -> Tuple[str, Optional[ChainValue]]:
+) -> tuple[str, Optional[ChainValue]]:
     """Return name and value of the chain for external traffic; the name is empty if there is no endpoint."""
     mark = settings.masquerade_mark
     cluster, local = choices
@@ -116,7 +116,7 @@ def _external_chain(
 
 
 def _internal(
-    info: ServicePortInfo, key: bytes, choices: _Choices, affinity: Optional[AffinityChains], entries: List[Entry]
+    info: ServicePortInfo, key: bytes, choices: _Choices, affinity: Optional[AffinityChains], entries: list[Entry]
 ) -> None:
     if not info.has_any or (info.internal_local and not info.local):
         refuse = REJECT if not info.has_any else "drop"
@@ -138,11 +138,11 @@ def _external(
     info: ServicePortInfo,
     settings: DataplaneSettings,
     kind: str,
-    keys: List[bytes],
+    keys: list[bytes],
     *,
     choices: _Choices,
     affinity: Optional[AffinityChains],
-    entries: List[Entry],
+    entries: list[Entry],
 ) -> None:
     node_port = kind == NODE_PORT_KEY
     if not info.has_any or (info.external_local and not info.local):
@@ -164,12 +164,12 @@ def _external(
     entries.extend((RESOURCE, ElementKey("element", frontends, key), f"goto {target}") for key in keys)
 
 
-def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> List[Entry]:
+def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> list[Entry]:
     """Return the entries of one ServicePort: (resource table, key, value), in an order in which they can be created.
 
     Several may contribute the same key: chains, sets of source ranges, the ClusterIP of a Service with several ports.
     """
-    entries: List[Entry] = []
+    entries: list[Entry] = []
     transport = transport_key(info.protocol, info.port)
     cluster_ip = address_key(info.cluster_ip)
     affinity = None
@@ -213,11 +213,11 @@ class NftablesRendering(Rendering[DataplaneSettings]):
         """See the base class."""
         return settings
 
-    def static_entries(self, context: DataplaneSettings) -> List[Entry]:
+    def static_entries(self, context: DataplaneSettings) -> list[Entry]:
         """Return base chains, sets and maps, and the rules that look up ServicePorts."""
         return static_entries(context)
 
-    def entries(self, service_port: ServicePortInfo, context: DataplaneSettings) -> List[Entry]:
+    def entries(self, service_port: ServicePortInfo, context: DataplaneSettings) -> list[Entry]:
         """See the base class."""
         return service_port_entries(service_port, context)
 
@@ -229,7 +229,7 @@ class NftablesRendering(Rendering[DataplaneSettings]):
         rest = service_port._replace(policy=policy._replace(scheduler="", scheduler_flags=()))
         return [*super().ignored_annotation(rest, settings), *hashing.ignored(service_port, settings)]
 
-    def requested_schedulers(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> FrozenSet[str]:
+    def requested_schedulers(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> frozenset[str]:
         """See the base class."""
         return hashing.requested(service_port)
 
@@ -265,25 +265,25 @@ class NftablesRendering(Rendering[DataplaneSettings]):
         places = Counter(slots(tuple(endpoints)))
         return tuple(places[endpoint] for endpoint in endpoints)
 
-    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> list[str]:
         """See the base class."""
         from .reached import objects_for
 
         return objects_for(family, tables.get(RESOURCE, {}), place)
 
-    def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+    def lines(self, family: str, table: str, key: Any, value: Any) -> list[str]:
         """Return an entry in the syntax of the nft program."""
         from .text import describe
 
         return describe(family, key, value)
 
-    def summary(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+    def summary(self, family: str, table: str, key: Any, value: Any) -> list[str]:
         """See the base class; of slots, only how many each endpoint has."""
         from .text import describe, describe_slots
 
         return describe_slots(family, key, value) or describe(family, key, value)
 
-    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> dict[str, str]:
         """See the base class."""
         from .text import restore_text
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import struct
 from enum import Enum
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Union
 
 from ...resources import Kind
 
@@ -47,7 +47,7 @@ DIRECTION = "ct_dir"
 ORIGINAL, REPLY = 0, 1
 
 #: The nft program's number of a data type, and the bytes that it occupies in registers.
-DATA_TYPES: Dict[str, Tuple[int, int]] = {
+DATA_TYPES: dict[str, tuple[int, int]] = {
     INDEX: (4, 4),
     "ipv4_addr": (7, 4),
     "ipv6_addr": (8, 16),
@@ -119,8 +119,8 @@ class SetValue(NamedTuple):
     counter, which is not part of its value.
     """
 
-    key: Tuple[str, ...]
-    data: Optional[Tuple[str, ...]] = None
+    key: tuple[str, ...]
+    data: Optional[tuple[str, ...]] = None
     dynamic: bool = False
     timeout: int = 0
     size: int = 0
@@ -175,8 +175,8 @@ class TableIdentity(NamedTuple):
     comment: str
     intervals: Mapping[str, SetValue] = {}
     role: Callable[[str, str], SetRole] = lambda _family, _name: SetRole()
-    common_chains: FrozenSet[str] = frozenset()
-    restricting_chains: FrozenSet[str] = frozenset()
+    common_chains: frozenset[str] = frozenset()
+    restricting_chains: frozenset[str] = frozenset()
 
     @property
     def key(self) -> ObjectKey:
@@ -194,7 +194,7 @@ class Expression(NamedTuple):
     """
 
     name: str
-    attributes: Tuple[Tuple[int, Union[int, bytes, str]], ...]
+    attributes: tuple[tuple[int, Union[int, bytes, str]], ...]
 
     def get(self, number: int, default: Any = 0) -> Any:
         """Return the value of an attribute, or ``default`` if it is absent."""
@@ -207,7 +207,7 @@ class Expression(NamedTuple):
 class Rule(NamedTuple):
     """One rule: its expressions and its comment."""
 
-    expressions: Tuple[Expression, ...]
+    expressions: tuple[Expression, ...]
     comment: str = ""
 
 
@@ -223,19 +223,19 @@ class BaseHook(NamedTuple):
 class ChainValue(NamedTuple):
     """A chain and its rules; ``base`` is None for a chain that is not attached to a hook."""
 
-    rules: Tuple[Rule, ...]
+    rules: tuple[Rule, ...]
     base: Optional[BaseHook] = None
 
 
 class SparseList(NamedTuple):
     """An endpoint list with missing indices, as pairs (index, data); only if another program edited the map."""
 
-    items: Tuple[Tuple[int, bytes], ...]
+    items: tuple[tuple[int, bytes], ...]
 
 
 #: The value of an element of a set or a map: True, a verdict, or data of a map that another program wrote.
 ElementValue = Union[bool, str, bytes]
-ListValue = Union[Tuple[bytes, ...], SparseList]
+ListValue = Union[tuple[bytes, ...], SparseList]
 Value = Union[ElementValue, ListValue, TableValue, SetValue, ChainValue]
 
 HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
@@ -253,18 +253,18 @@ def index_of(raw: bytes) -> int:
     return int(_INDEX.unpack(raw)[0])
 
 
-def list_items(value: ListValue) -> List[Tuple[int, bytes]]:
+def list_items(value: ListValue) -> list[tuple[int, bytes]]:
     """Return the (index, data) pairs of the value of a list."""
     return list(value.items) if isinstance(value, SparseList) else list(enumerate(value))
 
 
-def list_value(items: Dict[int, bytes]) -> ListValue:
+def list_value(items: dict[int, bytes]) -> ListValue:
     """Return the value of a list from its elements."""
     if all(index in items for index in range(len(items))):
         return tuple([items[index] for index in range(len(items))])
     return SparseList(tuple(sorted(items.items())))
 
 
-def key_length(parts: Tuple[str, ...]) -> int:
+def key_length(parts: tuple[str, ...]) -> int:
     """Return the size in bytes of a concatenation of such parts."""
     return sum(DATA_TYPES[part][1] for part in parts)

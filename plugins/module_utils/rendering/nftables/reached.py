@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import collections
-from typing import Dict, Iterator, List, Mapping
+from typing import Iterator, Mapping
 
 from ..settings import Arrival
 from .keys import address_key, transport_key
@@ -49,11 +49,11 @@ def _targets(value: Value) -> Iterator[str]:
                         yield from _targets(attribute)
 
 
-def objects_for(family: str, table: Mapping[Key, Value], place: Arrival, table_name: str = TABLE_NAME) -> List[str]:
+def objects_for(family: str, table: Mapping[Key, Value], place: Arrival, table_name: str = TABLE_NAME) -> list[str]:
     """Return the elements about a destination, and the rules of the chains that they lead to."""
-    found: Dict[str, None] = {}
+    found: dict[str, None] = {}
     destination = _Destination(place)
-    chains: Dict[str, None] = {}
+    chains: dict[str, None] = {}
     for key in sorted(key for key in table if isinstance(key, ElementKey) and destination.has(key)):
         value = table[key]
         found.update(dict.fromkeys(describe_slots(family, key, value) or describe(family, key, value, table_name)))

@@ -10,7 +10,7 @@ program can have added, are shown as ``[name attribute=value ...]``.
 from __future__ import annotations
 
 import struct
-from typing import Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import NamedTuple, Optional, Union
 
 from ...base.addresses import unpacked
 from . import expressions as x
@@ -40,7 +40,7 @@ _META_FIELDS = {
     x.META_L4PROTO: "meta l4proto",
 }
 #: By the key and, where there is one, the direction: the name and its size in a register.
-_CT_FIELDS: Dict[Tuple[Union[int, bytes, str], ...], Tuple[str, int]] = {
+_CT_FIELDS: dict[tuple[Union[int, bytes, str], ...], tuple[str, int]] = {
     (x.CT_STATE,): ("ct state", 4),
     (x.CT_STATUS,): ("ct status", 4),
     (x.CT_DIRECTION,): ("ct direction", 4),
@@ -49,7 +49,7 @@ _CT_FIELDS: Dict[Tuple[Union[int, bytes, str], ...], Tuple[str, int]] = {
     (x.CT_PROTO_DST, x.CT_ORIGINAL): ("ct original proto-dst", 4),
 }
 #: By the result and the flags.
-_FIB_FIELDS: Dict[Tuple[Union[int, bytes, str], ...], Tuple[str, int]] = {
+_FIB_FIELDS: dict[tuple[Union[int, bytes, str], ...], tuple[str, int]] = {
     (x.FIB_RESULT_ADDRTYPE, x.FIB_SADDR): ("fib saddr type", 4),
     (x.FIB_RESULT_ADDRTYPE, x.FIB_DADDR): ("fib daddr type", 4),
     (x.FIB_RESULT_OIF, x.FIB_SADDR | x.FIB_IIF | x.FIB_PRESENT): ("fib saddr . iif oif", 4),
@@ -89,8 +89,8 @@ class _Reader:
     """
 
     def __init__(self) -> None:
-        self.words: Dict[int, _Held] = {}
-        self.parts: List[str] = []
+        self.words: dict[int, _Held] = {}
+        self.parts: list[str] = []
 
     def hold(self, number: int, held: _Held) -> None:
         self.words[x.register_word(number)] = held
@@ -100,7 +100,7 @@ class _Reader:
 
     def concatenation(self, number: int) -> str:
         """Return the texts of all registers from one on that have a content, joined."""
-        texts: List[str] = []
+        texts: list[str] = []
         word = x.register_word(number)
         while word in self.words:
             held = self.words[word]

@@ -23,7 +23,7 @@ import struct
 from functools import lru_cache
 from heapq import heapify, heapreplace
 from itertools import cycle
-from typing import Iterator, List, Sequence, Tuple
+from typing import Iterator, Sequence
 
 from ...cluster.account import SLOTS
 
@@ -41,7 +41,7 @@ _TIME_UNIT = 1 << 32
 _DRAWS = 1024
 
 #: Address and port of an endpoint in canonical form, and its weight, at least 1.
-WeightedEndpoint = Tuple[str, int]
+WeightedEndpoint = tuple[str, int]
 
 
 def _preferences(endpoint: str) -> Iterator[int]:
@@ -66,7 +66,7 @@ def _turns(weights: Sequence[int]) -> Iterator[int]:
 
 
 @lru_cache(maxsize=1024)
-def assigned(endpoints: Tuple[WeightedEndpoint, ...]) -> Tuple[int, ...]:
+def assigned(endpoints: tuple[WeightedEndpoint, ...]) -> tuple[int, ...]:
     """Return for each slot the position of its endpoint in ``endpoints``, which has at least one and no duplicates.
 
     The order of ``endpoints`` affects only these positions.
@@ -76,7 +76,7 @@ def assigned(endpoints: Tuple[WeightedEndpoint, ...]) -> Tuple[int, ...]:
     total = sum(weights)
     left = [-(-SLOTS * LIMIT * weight // (100 * total)) for weight in weights]
     preferences = [_preferences(endpoints[position][0]) for position in order]
-    owners: List[int] = [-1] * SLOTS
+    owners: list[int] = [-1] * SLOTS
     free = SLOTS
     for turn in _turns(weights):
         if not left[turn]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import Callable, Dict, List, Mapping, Tuple, cast
+from typing import Callable, Mapping, cast
 
 from ...base.addresses import IPV4, IPV6, unpacked
 from ...cluster.account import SLOTS
@@ -51,9 +51,9 @@ _PART_TEXTS: Mapping[str, Callable[[bytes], str]] = {
 }
 
 
-def concatenation_text(parts: Tuple[str, ...], raw: bytes) -> str:
+def concatenation_text(parts: tuple[str, ...], raw: bytes) -> str:
     """Return a key or data as nft writes it, e.g. ``10.96.0.1 . tcp . 443``."""
-    texts: List[str] = []
+    texts: list[str] = []
     position = 0
     for part in parts:
         size = nft.DATA_TYPES[part][1] if part in nft.DATA_TYPES else len(raw) - position
@@ -62,7 +62,7 @@ def concatenation_text(parts: Tuple[str, ...], raw: bytes) -> str:
     return " . ".join(texts)
 
 
-def key_parts(family: str, name: str, raw: bytes) -> Tuple[str, ...]:
+def key_parts(family: str, name: str, raw: bytes) -> tuple[str, ...]:
     """Return the parts of a key of a set of the layout, by the set's name where the length does not determine them."""
     address = "ipv6_addr" if family == IPV6 else "ipv4_addr"
     if name.startswith(_SOURCE_RANGES):
@@ -90,7 +90,7 @@ def _endpoint_text(family: str, raw: bytes) -> str:
     return concatenation_text(("ipv6_addr" if family == IPV6 else "ipv4_addr", nft.PORT), raw)
 
 
-def element_texts(family: str, key: nft.ElementKey, value: nft.Value) -> List[str]:
+def element_texts(family: str, key: nft.ElementKey, value: nft.Value) -> list[str]:
     """Return the elements of an entry as they are written between the braces of ``elements = { }``."""
     # The element of another program that matches what no other one does has no key.
     text = concatenation_text(key_parts(family, key.name, key.key), key.key) if key.key else "*"
@@ -110,7 +110,7 @@ def table_line(table: str, value: object) -> str:
     return f"table {table} {{ flags {','.join(names)}; }}" if names else f"table {table}"
 
 
-def set_lines(name: str, value: nft.SetValue) -> List[str]:
+def set_lines(name: str, value: nft.SetValue) -> list[str]:
     """Return the definition of a set, without elements and braces around it."""
     kind = "set" if value.data is None else "map"
     parts = value.key if value.data is None or value.data == (nft.VERDICT,) else value.key + value.data
@@ -143,9 +143,9 @@ def _duration(milliseconds: int) -> str:
     return text + (f"{rest}ms" if rest else "")
 
 
-def chain_lines(value: nft.ChainValue) -> List[str]:
+def chain_lines(value: nft.ChainValue) -> list[str]:
     """Return the lines between the braces of a chain."""
-    lines: List[str] = []
+    lines: list[str] = []
     if value.base is not None:
         policy = "accept" if value.base.policy else "drop"
         hook = value.base
@@ -154,7 +154,7 @@ def chain_lines(value: nft.ChainValue) -> List[str]:
     return lines
 
 
-def object_lines(table: str, key: nft.Key, value: nft.Value) -> List[str]:
+def object_lines(table: str, key: nft.Key, value: nft.Value) -> list[str]:
     """Return lines that show the table itself, a set or a chain, as blocks that ``nft -f`` accepts."""
     if isinstance(value, nft.SetValue):
         return [*set_lines(key.name, value), "}"]
@@ -163,7 +163,7 @@ def object_lines(table: str, key: nft.Key, value: nft.Value) -> List[str]:
     return [table_line(table, value)]
 
 
-def describe(family: str, key: nft.Key, value: nft.Value, table_name: str = nft.TABLE_NAME) -> List[str]:
+def describe(family: str, key: nft.Key, value: nft.Value, table_name: str = nft.TABLE_NAME) -> list[str]:
     """Return lines that show one entry of the table as commands or blocks that ``nft -f`` accepts."""
     table = f"{table_family(family)} {table_name}"
     if isinstance(key, nft.ElementKey):
@@ -171,12 +171,12 @@ def describe(family: str, key: nft.Key, value: nft.Value, table_name: str = nft.
     return object_lines(table, key, value)
 
 
-def describe_slots(family: str, key: nft.Key, value: nft.Value) -> List[str]:
+def describe_slots(family: str, key: nft.Key, value: nft.Value) -> list[str]:
     """Return one comment for each endpoint of a list of slots, with the number of its slots; none for other entries."""
     if not isinstance(key, nft.ElementKey) or not isinstance(value, tuple) or len(value) != SLOTS:
         return []
     frontend = concatenation_text(key_parts(family, key.name, key.key), key.key)
-    counts = sorted(Counter(cast(Tuple[bytes, ...], value)).items())
+    counts = sorted(Counter(cast(tuple[bytes, ...], value)).items())
     return [
         f"# {key.name}: {frontend} : {_endpoint_text(family, data)}, {count} of {SLOTS} slots" for data, count in counts
     ]
@@ -196,7 +196,7 @@ def table_text(family: str, identity: nft.TableIdentity, table: Mapping[nft.Key,
 
 
 def script(
-    name: str, comment: str, table: Mapping[nft.Key, nft.Value], texts: Callable[[nft.ElementKey, nft.Value], List[str]]
+    name: str, comment: str, table: Mapping[nft.Key, nft.Value], texts: Callable[[nft.ElementKey, nft.Value], list[str]]
 ) -> str:
     """Return a script for ``nft -f`` that replaces a table by the desired one.
 
@@ -204,7 +204,7 @@ def script(
     """
     # Declared first, so that the deletion succeeds whether or not the table exists.
     lines = [f"table {name}", f"delete table {name}", f"table {name} {{", f'\tcomment "{comment}"']
-    elements: Dict[str, List[str]] = {}
+    elements: dict[str, list[str]] = {}
     for key, value in table.items():
         if isinstance(key, nft.ElementKey):
             elements.setdefault(key.name, []).extend(texts(key, value))

@@ -12,7 +12,7 @@ address and port of its Service, and packets of connections to past endpoints ar
 
 from __future__ import annotations
 
-from typing import Iterator, List
+from typing import Iterator
 
 from ...serviceports.info import ServicePortInfo
 from ..merged import Entry
@@ -29,7 +29,7 @@ _PRIORITY = 300
 _DIRECTIONS = tuple(bytes((number, 0, 0, 0)) for number in (nft.ORIGINAL, nft.REPLY))
 
 
-def static_entries(family: str) -> List[Entry]:
+def static_entries(family: str) -> list[Entry]:
     """Return the entries that exist without any Service."""
     redirected = x.rule(x.was_redirected(), x.verdict(f"goto {TRAFFIC}"))
     from_elsewhere = x.rule(x.interface_name("lo", False, False), *redirected.expressions)

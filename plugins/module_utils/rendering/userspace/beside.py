@@ -9,7 +9,7 @@ the agent also forwards connections to node ports at loopback addresses, of any 
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from ...serviceports.info import ServicePortInfo
 from ..merged import Entry
@@ -57,12 +57,12 @@ class RenderingWithListeners(Rendering[Contexts]):
         """See the base class."""
         return Contexts(self._main.context(settings), listener_addresses(settings))
 
-    def static_entries(self, context: Contexts) -> List[Entry]:
+    def static_entries(self, context: Contexts) -> list[Entry]:
         """Return the static entries of the other mode, and the device if it has none."""
         device = [] if self.has_device else RENDERING.static_entries(context.forwarded)
         return [*device, *self._main.static_entries(context.main)]
 
-    def entries(self, service_port: ServicePortInfo, context: Contexts) -> List[Entry]:
+    def entries(self, service_port: ServicePortInfo, context: Contexts) -> list[Entry]:
         """See the base class."""
         if service_port.policy.userspace:
             return RENDERING.entries(service_port, context.forwarded)
@@ -80,11 +80,11 @@ class RenderingWithListeners(Rendering[Contexts]):
         """See the base class."""
         return self._main.derivation(context.main)
 
-    def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+    def lines(self, family: str, table: str, key: Any, value: Any) -> list[str]:
         """See the base class."""
         return self._of(table).lines(family, table, key, value)
 
-    def summary(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+    def summary(self, family: str, table: str, key: Any, value: Any) -> list[str]:
         """See the base class."""
         return self._of(table).summary(family, table, key, value)
 
@@ -92,15 +92,15 @@ class RenderingWithListeners(Rendering[Contexts]):
         """See the base class."""
         return self._of(entry[0]).serves(entry, address, port)
 
-    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> list[str]:
         """See the base class."""
         return [*RENDERING.rows(family, tables, place), *self._main.rows(family, tables, place)]
 
-    def common_keys(self, static: Sequence[Entry], tables: Mapping[str, Mapping[Any, Any]]) -> List[Tuple[str, Any]]:
+    def common_keys(self, static: Sequence[Entry], tables: Mapping[str, Mapping[Any, Any]]) -> list[tuple[str, Any]]:
         """See the base class."""
         return self._main.common_keys(static, tables)
 
-    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> dict[str, str]:
         """See the base class."""
         return {**RENDERING.texts(family, tables), **self._main.texts(family, tables)}
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from ...base.addresses import LOOPBACK, address_bits, family_of, is_link_local, is_loopback, networks_of, packed
 from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName, Sources
@@ -26,8 +26,8 @@ class ListenerAddresses(NamedTuple):
     at which the agent listens for node ports beside nftables mode, empty if it does not.
     """
 
-    owned: FrozenSet[str]
-    node_port_ips: Tuple[str, ...]
+    owned: frozenset[str]
+    node_port_ips: tuple[str, ...]
     node_ip: str
     localhost: str
 
@@ -74,11 +74,11 @@ def owner_name(key: ServicePortName) -> str:
     return f"{key}" if key.protocol == "TCP" else f"{key}/{key.protocol}"
 
 
-def service_port_entries(info: ServicePortInfo, addresses: ListenerAddresses) -> List[Entry]:
+def service_port_entries(info: ServicePortInfo, addresses: ListenerAddresses) -> list[Entry]:
     """Return the ServicePort's entries as (table, key, value) triples. A key may occur more than once."""
     if refusal(info):
         return []
-    entries: List[Entry] = []
+    entries: list[Entry] = []
 
     def serve(address: str, value: Listener) -> None:
         if is_link_local(address) or not is_bindable(address):
@@ -101,7 +101,7 @@ def service_port_entries(info: ServicePortInfo, addresses: ListenerAddresses) ->
     return entries
 
 
-def localhost_entries(info: ServicePortInfo, addresses: ListenerAddresses) -> List[Entry]:
+def localhost_entries(info: ServicePortInfo, addresses: ListenerAddresses) -> list[Entry]:
     """Return the listener of a ServicePort's node port at the loopback address, for TCP only (KEP-6032)."""
     if not addresses.localhost or not info.node_port or info.protocol != TCP:
         return []
@@ -153,11 +153,11 @@ class UserspaceRendering(Rendering[ListenerAddresses]):
         """See the base class."""
         return listener_addresses(settings)
 
-    def static_entries(self, context: ListenerAddresses) -> List[Entry]:
+    def static_entries(self, context: ListenerAddresses) -> list[Entry]:
         """Return the device."""
         return [(DEVICES, DEVICE, "dummy")]
 
-    def entries(self, service_port: ServicePortInfo, context: ListenerAddresses) -> List[Entry]:
+    def entries(self, service_port: ServicePortInfo, context: ListenerAddresses) -> list[Entry]:
         """See the base class."""
         return service_port_entries(service_port, context)
 
@@ -184,7 +184,7 @@ class UserspaceRendering(Rendering[ListenerAddresses]):
         """See the base class."""
         return Masquerade(True, "the agent forwards the connection")
 
-    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> List[str]:
+    def rows(self, family: str, tables: Mapping[str, Mapping[Any, Any]], place: Arrival) -> list[str]:
         """See the base class."""
         key = ListenerKey(place.protocol, place.address, place.port)
         found = [address_line(item, DEVICE) for item in tables.get(ADDRESSES, {}) if item == place.address]
@@ -199,7 +199,7 @@ class UserspaceRendering(Rendering[ListenerAddresses]):
         """See the base class. SCTP is not forwarded."""
         return refusal(service_port)
 
-    def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+    def lines(self, family: str, table: str, key: Any, value: Any) -> list[str]:
         """Return a listener in words, a device or an address as arguments of ``ip``."""
         if table == LISTENERS:
             return [listener_line(key, value)]
@@ -210,7 +210,7 @@ class UserspaceRendering(Rendering[ListenerAddresses]):
         key = entry[1]
         return (key.address, key.port) == (address, port) if isinstance(key, ListenerKey) else key == address
 
-    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> dict[str, str]:
         """See the base class."""
         addresses = [address for address in tables[ADDRESSES] if family_of(address) == family]
         listeners = sorted(listener_line(key, value) for key, value in tables[LISTENERS].items())

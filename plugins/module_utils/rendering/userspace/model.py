@@ -8,7 +8,7 @@ Addresses are canonical text, ports and seconds plain numbers, protocols lower c
 
 from __future__ import annotations
 
-from typing import NamedTuple, Tuple
+from typing import NamedTuple
 
 from ...base.addresses import address_and_port
 from ...resources import Kind
@@ -22,7 +22,7 @@ LISTENERS = Kind.LISTENERS
 
 TCP, UDP = "tcp", "udp"
 
-Endpoint = Tuple[str, int]
+Endpoint = tuple[str, int]
 """Address and port to which connections are forwarded."""
 
 
@@ -49,9 +49,9 @@ class Listener(NamedTuple):
     """
 
     owner: str
-    endpoints: Tuple[Endpoint, ...]
+    endpoints: tuple[Endpoint, ...]
     affinity_seconds: int = 0
-    sources: Tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
 
 
 def listener_line(key: ListenerKey, value: Listener) -> str:

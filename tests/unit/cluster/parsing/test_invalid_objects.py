@@ -13,11 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.errors import Refusal
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import (
-    EndpointSlice,
-    Node,
-    Service,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import EndpointSlice, Node, Service
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import parse_object
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from tests.campaigns import examples

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import List, Optional, Tuple
+from typing import Optional
 
 import pytest
 
@@ -146,7 +146,7 @@ def test_cached_real_server_messages_are_not_mixed_up():
         return next(ipvs_messages.RealServerEncoder(30).messages(command, [(key, value)]))
 
     assert list(together.messages(command, entries)) == [alone(key, value) for key, value in entries]
-    names: List[Tuple[RealServerKey, Optional[RealServer]]] = [(key, None) for key, _value in entries]
+    names: list[tuple[RealServerKey, Optional[RealServer]]] = [(key, None) for key, _value in entries]
     assert list(together.messages(command, names)) == [alone(key, None) for key, _value in entries]
     for (key, value), message in zip(entries, together.messages(command, entries)):
         assert HEADER.unpack_from(message) == (len(message), 30, NLM_F_REQUEST, 0, 0)
@@ -159,7 +159,7 @@ def test_cached_real_server_messages_are_not_mixed_up():
         list(together.messages(command, [(RealServerKey(first, "10.244.1", 80), None)]))
 
 
-def decoded(batch: ipset_messages.ElementBatch) -> List[str]:
+def decoded(batch: ipset_messages.ElementBatch) -> list[str]:
     payload = memoryview(batch.message[2])
     return ipset_messages.decode_elements(payload, 0, len(payload))
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, List, Optional, Tuple
+from typing import Any, Optional
 
 import pytest
 from hypothesis import given
@@ -39,7 +39,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.mes
 NFTA_LIST_ELEM = 1
 NFT_GOTO = -4
 
-Pair = Tuple[bytes, Any]
+Pair = tuple[bytes, Any]
 
 
 def encoded(key: Optional[bytes], value: Any, *more: bytes) -> bytes:
@@ -65,14 +65,14 @@ def values() -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def of_one_size(draw: st.DrawFn) -> List[Pair]:
+def of_one_size(draw: st.DrawFn) -> list[Pair]:
     size, width = draw(st.integers(1, 24)), draw(st.integers(0, 20))
     data = keys(width) if width else st.just(True)
     return draw(st.lists(st.tuples(keys(size), data), max_size=30))
 
 
 @st.composite
-def of_all_sizes(draw: st.DrawFn) -> List[Pair]:
+def of_all_sizes(draw: st.DrawFn) -> list[Pair]:
     return draw(st.lists(st.tuples(st.binary(min_size=1, max_size=24), values()), max_size=30))
 
 

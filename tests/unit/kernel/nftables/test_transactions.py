@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import messages
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.messages import Encoder
@@ -17,17 +17,17 @@ from tests.unit.rendering.nftables.samples import sample_route, sample_settings
 ENDPOINTS = 10
 
 
-def table(services: int) -> Dict[Any, Any]:
+def table(services: int) -> dict[Any, Any]:
     """Return the table of a number of Services with session affinity."""
     routes = [sample_route("IPv4", 1 + number, ENDPOINTS, affinity_seconds=60) for number in range(services)]
     return RENDERING.desired_tables({route.key: route for route in routes}, sample_settings("IPv4"))["table objects"]
 
 
-def labels(transaction: Transaction, kind: int) -> List[str]:
+def labels(transaction: Transaction, kind: int) -> list[str]:
     return [each.label for each in transaction.messages if each.message[0] == kind]
 
 
-def count(transactions: List[Transaction], kind: int) -> List[int]:
+def count(transactions: list[Transaction], kind: int) -> list[int]:
     """Return the messages of a kind in each transaction that has any."""
     return [found for found in (len(labels(each, kind)) for each in transactions) if found]
 

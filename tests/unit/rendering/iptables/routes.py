@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Tuple
+from typing import Any, Iterable
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import family_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
@@ -15,7 +15,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info i
 )
 
 #: The fields of a ServicePort with nothing but a cluster IP, beside its endpoints and what follows from these.
-PLAIN: Dict[str, Any] = {
+PLAIN: dict[str, Any] = {
     "node_port": 0,
     "external_ips": (),
     "load_balancer_ips": (),
@@ -32,7 +32,7 @@ def endpoint(ip: str, port: int = 80, local: bool = False, state: str = "R") -> 
     return Endpoint(ip, port, local, ready=state == "R", serving=state in ("R", "ST"), terminating=state in ("ST", "T"))
 
 
-def usable(endpoints: Iterable[Endpoint]) -> Tuple[Endpoint, ...]:
+def usable(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
     """Return the ready endpoints, or else those that still serve while they terminate."""
     every = tuple(endpoints)
     return tuple(one for one in every if one.ready) or tuple(one for one in every if one.serving and one.terminating)
@@ -73,6 +73,6 @@ def route(
     )
 
 
-def by_key(*routes: ServicePortInfo) -> Dict[ServicePortName, ServicePortInfo]:
+def by_key(*routes: ServicePortInfo) -> dict[ServicePortName, ServicePortInfo]:
     """Return the service ports by key."""
     return {one.key: one for one in routes}

@@ -8,7 +8,7 @@ There is one node with the addresses NODE, and the pods' range 10.0.0.0/8. ``+M`
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Iterable, Optional, Set, Tuple
+from typing import Any, Iterable, Optional
 
 import pytest
 
@@ -28,7 +28,7 @@ DETECTOR = LocalTraffic("cidr", "10.0.0.0/8")
 
 
 def settings(**fields: Any) -> DataplaneSettings:
-    defaults: Dict[str, Any] = {"family": "IPv4", "node_ip": NODE, "local_traffic": DETECTOR}
+    defaults: dict[str, Any] = {"family": "IPv4", "node_ip": NODE, "local_traffic": DETECTOR}
     return DataplaneSettings(**{**defaults, **fields})
 
 
@@ -36,7 +36,7 @@ def tracer(*routes: ServicePortInfo, facts: Optional[DataplaneSettings] = None) 
     return Tracer(RENDERING.desired_tables(by_key(*routes), facts or settings())["chains"], LOCAL_ADDRESSES)
 
 
-def masqueraded(outcomes: Iterable[str]) -> Set[str]:
+def masqueraded(outcomes: Iterable[str]) -> set[str]:
     return {f"{outcome} +M" for outcome in outcomes}
 
 
@@ -59,7 +59,7 @@ def cluster_ip_services() -> Tracer:
     def both(port: int) -> list[Any]:
         return [endpoint(LOCAL_1, port, local=True), endpoint(REMOTE_1, port)]
 
-    second: Dict[str, Any] = {"namespace": "ns2", "cluster_ip": "172.30.0.42"}
+    second: dict[str, Any] = {"namespace": "ns2", "cluster_ip": "172.30.0.42"}
     return tracer(
         route("svc1", [endpoint(LOCAL_1, local=True)], port_name="http"),
         route("svc2", both(80), port_name="http", **second),
@@ -85,7 +85,7 @@ def cluster_ip_services() -> Tracer:
         ("10.180.0.2", "172.30.0.50", 80, "tcp", {"-"}),
     ],
 )
-def test_cluster_ips(source: str, destination: str, port: int, protocol: str, expected: Set[str]) -> None:
+def test_cluster_ips(source: str, destination: str, port: int, protocol: str, expected: set[str]) -> None:
     assert cluster_ip_services().trace(source, destination, port, protocol) == expected
 
 
@@ -141,7 +141,7 @@ def test_refused_source_without_endpoints_is_rejected() -> None:
 
 TWO = {"10.180.0.1:80", "10.180.2.1:80"}
 TWO_V6 = {"[fd00:10:180::1]:80", "[fd00:10:180::2:1]:80"}
-NODE_PORT_VARIANTS: Dict[str, Dict[str, Any]] = {
+NODE_PORT_VARIANTS: dict[str, dict[str, Any]] = {
     "IPv4, localhost on": {},
     "IPv4, localhost off": {"localhost_node_ports": False},
     "IPv4, localhost off, addresses with loopback": {
@@ -275,13 +275,13 @@ def test_external_traffic_policy_leaves_cluster_ips_alone(external_local: bool) 
         (True, (False, False, False), {"DROP"}),
     ],
 )
-def test_internal_traffic_policy(internal_local: bool, locality: Any, expected: Set[str]) -> None:
+def test_internal_traffic_policy(internal_local: bool, locality: Any, expected: set[str]) -> None:
     ends = [endpoint(f"10.0.1.{number}", local=local) for number, local in enumerate(locality, 1)]
     assert tracer(route(endpoints=ends, internal_local=internal_local)).trace(POD, CLUSTER_IP, 80) == expected
     assert tracer(route(internal_local=internal_local)).trace(POD, CLUSTER_IP, 80) == {"REJECT"}
 
 
-def to(*numbers: int) -> Set[str]:
+def to(*numbers: int) -> set[str]:
     return {f"10.0.1.{number}:80" for number in numbers}
 
 
@@ -300,7 +300,7 @@ def to(*numbers: int) -> Set[str]:
         (False, "", {"REJECT"}, {"REJECT"}),
     ],
 )
-def test_terminating_endpoints(external_local: bool, ends: str, from_pod: Set[str], from_outside: Set[str]) -> None:
+def test_terminating_endpoints(external_local: bool, ends: str, from_pod: set[str], from_outside: set[str]) -> None:
     """Each endpoint is a number, a state (R, ST or T as in ``endpoint``) and L for local or O for elsewhere."""
     parsed = [endpoint(f"10.0.1.{end[0]}", local=end[-1] == "L", state=end[1:-1]) for end in ends.split()]
     trace = tracer(route(endpoints=parsed, load_balancer_ips=(VIP,), external_local=external_local)).trace
@@ -326,7 +326,7 @@ BASE = {
 SHORT_CIRCUIT_GONE = {("pod", "node port"): ("l r +M", "l", "l r +M"), ("pod", "VIP"): ("l r +M", "l", "l r +M")}
 POD_MASQUERADED = {("pod", "cluster IP"): ("l r +M", "l r +M", "l +M")}
 NOT_MASQUERADED = {(source, "cluster IP"): ("l r", "l r", "l") for source in ("node", "external")}
-MATRIX: Dict[str, Tuple[Dict[str, Any], Dict[Any, Any]]] = {
+MATRIX: dict[str, tuple[dict[str, Any], dict[Any, Any]]] = {
     "detector": ({}, BASE),
     "no detector": ({"local_traffic": None}, {**BASE, **NOT_MASQUERADED, **SHORT_CIRCUIT_GONE}),
     "masqueradeAll": ({"masquerade_all": True}, {**BASE, **POD_MASQUERADED}),
@@ -340,7 +340,7 @@ MATRIX: Dict[str, Tuple[Dict[str, Any], Dict[Any, Any]]] = {
 SOURCES = {"pod": (POD, "veth1"), "node": (NODE, "lo"), "loopback": (LOOPBACK, "lo"), "external": (EXTERNAL, "eth0")}
 
 
-def expected_of(text: str) -> FrozenSet[str]:
+def expected_of(text: str) -> frozenset[str]:
     suffix = " +M" if text.endswith("+M") else ""
     return frozenset(f"{ {'l': L, 'r': R}[word] }{suffix}" for word in text.split() if word != "+M")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Mapping
 
 import pytest
 
@@ -57,7 +57,7 @@ def saved_rules(saved: Mapping[str, str], family: str) -> str:
     return "\n".join(text for command, text in saved.items() if command.startswith(f"{tool} -t "))
 
 
-def settings_of(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> DataplaneSettings:
+def settings_of(step: Step, family: str, pod_cidrs: tuple[str, ...]) -> DataplaneSettings:
     cidrs = tuple(cidr for cidr in step.config.get("nodePortAddresses", ()) if family_of(cidr) == family)
     networks = [network for network in map(parse_network, cidrs) if network]
     return DataplaneSettings(
@@ -76,12 +76,12 @@ def settings_of(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> Dataplan
     )
 
 
-def comparable(table: ChainTable) -> Dict[Any, Any]:
+def comparable(table: ChainTable) -> dict[Any, Any]:
     """Return the table with the rules of shared chains in an order independent of that of the Services.
 
     The lab's sentinel Service is omitted: the lab changes it once more than it records.
     """
-    result: Dict[Any, Any] = {}
+    result: dict[Any, Any] = {}
     for key, value in table.items():
         if isinstance(value, tuple) and value:
             value = tuple(rule for rule in value if '"lab-sentinel/' not in rule)
@@ -129,7 +129,7 @@ def test_order_of_jump_rules_in_recordings(family: str) -> None:
     """Insert each jump at the head in the order of the table, which gives the order of kube-proxy's rules."""
     step = next(step for step in STEPS if step.case == "clusterip-basic")
     settings = settings_of(step, family, ())
-    by_chain: Dict[Tuple[str, str], List[str]] = {}
+    by_chain: dict[tuple[str, str], list[str]] = {}
     for key in RENDERING.desired_tables({}, settings)["chains"]:
         if isinstance(key, JumpKey):
             by_chain.setdefault((key.table, key.chain), []).insert(0, key.rule)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Set
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -27,10 +27,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.names import hash16
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.services import probability
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
-    ChainKey,
-    JumpKey,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey, JumpKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from tests.campaigns import examples
 
@@ -41,7 +38,7 @@ PODS = LocalTraffic("cidr", "10.0.0.0/8")
 
 
 def facts(**fields: Any) -> DataplaneSettings:
-    defaults: Dict[str, Any] = {"family": "IPv4", "node_ip": "192.168.0.2", "local_traffic": PODS}
+    defaults: dict[str, Any] = {"family": "IPv4", "node_ip": "192.168.0.2", "local_traffic": PODS}
     return DataplaneSettings(**{**defaults, **fields})
 
 
@@ -65,7 +62,7 @@ def test_hash16(text: str, expected: str) -> None:
 def services(number: int, ends: int, load_balancer: bool) -> Any:
     routes = []
     for index in range(number):
-        fields: Dict[str, Any] = {"cluster_ip": f"172.30.1.{index}"}
+        fields: dict[str, Any] = {"cluster_ip": f"172.30.1.{index}"}
         if load_balancer:
             fields.update(
                 node_port=3001 + index,
@@ -214,7 +211,7 @@ FACTS = st.builds(
 def test_tables_are_closed_owned_and_canonical(routes: Any, node: DataplaneSettings) -> None:
     table = RENDERING.desired_tables(by_key(*routes), node)["chains"]
     owned = ownership(node)
-    builtin: Set[str] = {"ACCEPT", "DROP", "RETURN", "REJECT", "DNAT", "MASQUERADE", "MARK", ""}
+    builtin: set[str] = {"ACCEPT", "DROP", "RETURN", "REJECT", "DNAT", "MASQUERADE", "MARK", ""}
     used = set()
     for key, value in table.items():
         rules = value if isinstance(value, tuple) else (key.rule,) if isinstance(key, JumpKey) else ()
@@ -250,7 +247,7 @@ def test_a_chain_that_no_source_can_reach_does_not_exist(internal_local: bool, e
 @given(st.lists(ROUTES, max_size=5), FACTS)
 def test_services_applied_in_any_order_give_the_desired_table(routes: Any, node: DataplaneSettings) -> None:
     keyed = by_key(*routes)
-    services: Dict[Any, Any] = {}
+    services: dict[Any, Any] = {}
     for one in keyed.values():
         services.setdefault(one.key.service, []).append(one)
     tables = DesiredTables(RENDERING, node)

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,7 +173,7 @@ def test_line_breaks_never_reach_the_text(rule: str) -> None:
         whole_text({ChainKey(rule, "A"): ()})
 
 
-def apply_to(rules: List[str], lines: List[str]) -> List[str]:
+def apply_to(rules: list[str], lines: list[str]) -> list[str]:
     """Return the rules of chain A after the lines of a restore text."""
     result = list(rules)
     for line in lines:

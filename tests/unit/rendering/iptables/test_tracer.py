@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Tuple
-
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
@@ -23,7 +21,7 @@ TO_A = "-p tcp -m tcp -j DNAT --to-destination 10.0.0.1:81"
 TO_B = "-p tcp -m tcp -j DNAT --to-destination 10.0.0.2:82"
 
 
-def table(*rules: str, **more: Tuple[str, ...]) -> ChainTable:
+def table(*rules: str, **more: tuple[str, ...]) -> ChainTable:
     result: ChainTable = {NAT: rules, ENTRY: 1, JumpKey("nat", "OUTPUT", "-j START"): 1}
     for name, chain in more.items():
         result[ChainKey("nat", name)] = chain

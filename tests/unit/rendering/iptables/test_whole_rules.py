@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import List
 
 import pytest
 from hypothesis import example, given
@@ -92,7 +91,7 @@ FRAGMENTS = st.sampled_from(
 
 def said(rule: str) -> Counter[str]:
     """Return the words of a rule, with --syn as iptables prints it and without matches that the protocol implies."""
-    words: List[str] = []
+    words: list[str] = []
     for word in tokens_of(rule):
         words += ["--tcp-flags", "FIN,SYN,RST,ACK", "SYN"] if word == "--syn" else [word]
     return Counter("-p" if word == "--proto" else word for word in words)

@@ -11,20 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
-from typing import (
-    Callable,
-    Dict,
-    FrozenSet,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Set,
-    Tuple,
-    Union,
-)
+from typing import Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Union
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
     ChainKey,
@@ -56,7 +43,7 @@ class _State(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    tests: Tuple[Callable[[_State], Union[bool, None]], ...]
+    tests: tuple[Callable[[_State], Union[bool, None]], ...]
     target: str
     options: Mapping[str, str]
 
@@ -77,13 +64,13 @@ class Tracer:
     ``set`` with its name and the element that was looked up, without a network.
     """
 
-    sets: Mapping[str, FrozenSet[str]] = {}
-    virtual_server: Optional[Tuple[str, str, str]] = None
+    sets: Mapping[str, frozenset[str]] = {}
+    virtual_server: Optional[tuple[str, str, str]] = None
 
     def __init__(self, table: ChainTable, local_addresses: Iterable[str] = ()) -> None:
-        self.read: Set[Tuple[str, str, str]] = set()
+        self.read: set[tuple[str, str, str]] = set()
         self._local = frozenset(ipaddress.ip_address(address) for address in local_addresses)
-        texts: Dict[Tuple[str, str], List[str]] = {}
+        texts: dict[tuple[str, str], list[str]] = {}
         for key, value in table.items():
             if isinstance(key, JumpKey):
                 texts.setdefault((key.table, key.chain), []).insert(0, key.rule)
@@ -93,7 +80,7 @@ class Tracer:
 
     def trace(
         self, source: str, destination: str, port: int, protocol: str = "tcp", interface: str = "eth0"
-    ) -> FrozenSet[str]:
+    ) -> frozenset[str]:
         """Return all possible outcomes: ``ip:port``, with ``+M`` if masqueraded, REJECT, DROP, ACCEPT, ``-``."""
         start = _State(Packet(source, destination, port, protocol, interface))
         return frozenset(self._outcomes(start))
@@ -108,7 +95,7 @@ class Tracer:
             hooks = (["OUTPUT"] if from_node else []) + (["INPUT"] if to_node else [] if from_node else ["FORWARD"])
             yield from self._filtered(state, hooks, leaves=from_node or not to_node)
 
-    def _filtered(self, state: _State, hooks: List[str], leaves: bool, accepted: bool = False) -> Iterator[str]:
+    def _filtered(self, state: _State, hooks: list[str], leaves: bool, accepted: bool = False) -> Iterator[str]:
         if hooks:
             for verdict, after in self._run("filter", hooks[0], state):
                 if verdict in (DROP, REJECT):
@@ -129,12 +116,12 @@ class Tracer:
         host = f"[{packet.destination}]" if ":" in packet.destination else packet.destination
         return f"{host}:{packet.port}{' +M' if state.masqueraded else ''}"
 
-    def _run(self, table: str, chain: str, state: _State) -> Iterator[Tuple[str, _State]]:
+    def _run(self, table: str, chain: str, state: _State) -> Iterator[tuple[str, _State]]:
         """Yield verdicts of a chain with the resulting state; the verdict is empty if the chain ends without one."""
         self.read.add(("rules", table, chain))
         yield from self._from_rule(table, self._chains.get((table, chain), []), 0, state)
 
-    def _from_rule(self, table: str, rules: List[_Rule], index: int, state: _State) -> Iterator[Tuple[str, _State]]:
+    def _from_rule(self, table: str, rules: list[_Rule], index: int, state: _State) -> Iterator[tuple[str, _State]]:
         if index == len(rules):
             yield "", state
             return
@@ -147,7 +134,7 @@ class Tracer:
             yield from self._from_rule(table, rules, index + 1, state)
         yield from self._matched(table, rules, index, state)
 
-    def _matched(self, table: str, rules: List[_Rule], index: int, state: _State) -> Iterator[Tuple[str, _State]]:
+    def _matched(self, table: str, rules: list[_Rule], index: int, state: _State) -> Iterator[tuple[str, _State]]:
         target, options = rules[index].target, rules[index].options
         if target == "":
             yield from self._from_rule(table, rules, index + 1, state)
@@ -180,7 +167,7 @@ class Tracer:
 
     def _rule(self, text: str) -> _Rule:
         words = shlex.split(text)
-        tests: List[Callable[[_State], Union[bool, None]]] = []
+        tests: list[Callable[[_State], Union[bool, None]]] = []
         target, options = "", {}
         negated = False
         while words:
@@ -205,7 +192,7 @@ class Tracer:
             negated = False
         return _Rule(tuple(tests), target, options)
 
-    def _test(self, word: str, values: List[str]) -> Callable[[_State], Union[bool, None]]:
+    def _test(self, word: str, values: list[str]) -> Callable[[_State], Union[bool, None]]:
         if word in ("--src-type", "--dst-type"):
             if values != ["LOCAL"]:
                 raise UnknownRule(f"{word} {values}")
@@ -219,7 +206,7 @@ class Tracer:
             return lambda state: self.virtual_server is not None and self.virtual_server[number] == values[0]
         return _TESTS[word](values)
 
-    def _in_set(self, name: str, directions: List[str], packet: Packet) -> bool:
+    def _in_set(self, name: str, directions: list[str], packet: Packet) -> bool:
         held = self.sets.get(name, frozenset())
         first, *_port, last = [packet.source if word == "src" else packet.destination for word in directions] * 2
         if len(directions) == 1:
@@ -237,19 +224,19 @@ def _in_network(address: str, network: str) -> bool:
     return ipaddress.ip_address(address) in ipaddress.ip_network(network)
 
 
-def _interface(values: List[str]) -> Callable[[_State], bool]:
+def _interface(values: list[str]) -> Callable[[_State], bool]:
     name = values[0]
     if name.endswith("+"):
         return lambda state: state.packet.interface.startswith(name[:-1])
     return lambda state: state.packet.interface == name
 
 
-def _mark(values: List[str]) -> Callable[[_State], bool]:
+def _mark(values: list[str]) -> Callable[[_State], bool]:
     value, mask = (int(part, 0) for part in values[0].split("/"))
     return lambda state: state.mark & mask == value
 
 
-def _state(values: List[str]) -> Callable[[_State], bool]:
+def _state(values: list[str]) -> Callable[[_State], bool]:
     wanted = set(values[0].split(","))
     return lambda state: bool(wanted & ({"NEW", "DNAT"} if state.translated else {"NEW"}))
 
@@ -266,7 +253,7 @@ _VALUES = {
 }
 _OF_VIRTUAL_SERVER = ("--vproto", "--vaddr", "--vport")
 _OWN_TESTS = ("--src-type", "--dst-type", "--match-set", *_OF_VIRTUAL_SERVER)
-_TESTS: Dict[str, Callable[[List[str]], Callable[[_State], Union[bool, None]]]] = {
+_TESTS: dict[str, Callable[[list[str]], Callable[[_State], Union[bool, None]]]] = {
     "-s": lambda values: lambda state: _in_network(state.packet.source, values[0]),
     "-d": lambda values: lambda state: _in_network(state.packet.destination, values[0]),
     "-i": _interface,

@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.base.addresses import parse_network
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.draining import (
-    with_draining,
-    with_excluded,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.draining import with_draining, with_excluded
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
     RealServerKey,

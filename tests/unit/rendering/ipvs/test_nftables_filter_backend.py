@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Set
+from typing import Any
 
 import pytest
 
@@ -37,20 +37,20 @@ LB, EXTERNAL = "5.6.7.8", "1.2.3.4"
 NODES = ("192.168.0.2", "192.168.1.2", "192.168.99.11")
 
 
-def table(*routes: ServicePortInfo, settings: DataplaneSettings = SETTINGS) -> Dict[Any, Any]:
+def table(*routes: ServicePortInfo, settings: DataplaneSettings = SETTINGS) -> dict[Any, Any]:
     return OVER_NFTABLES.desired_tables(by_key(*routes), settings)[RESOURCE]
 
 
-def elements(found: Dict[Any, Any], name: str, settings: DataplaneSettings = SETTINGS) -> Set[str]:
+def elements(found: dict[Any, Any], name: str, settings: DataplaneSettings = SETTINGS) -> set[str]:
     """Return the elements of a set or map as the nft program writes them."""
-    lines: List[str] = []
+    lines: list[str] = []
     for key, value in found.items():
         if isinstance(key, ElementKey) and key.name == name:
             lines += OVER_NFTABLES.lines(settings.family, RESOURCE, key, value)
     return {line.split("{ ")[1].split(" }")[0] for line in lines}
 
 
-def rules(found: Dict[Any, Any], chain: str) -> List[str]:
+def rules(found: dict[Any, Any], chain: str) -> list[str]:
     value = found[ObjectKey("chain", chain)]
     return [line.strip() for line in OVER_NFTABLES.lines(IPV4, RESOURCE, ObjectKey("chain", chain), value)[1:-1]]
 

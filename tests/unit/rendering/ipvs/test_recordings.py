@@ -11,7 +11,6 @@ records. Real servers at weight 0 are draining ones of kube-proxy, which renderi
 from __future__ import annotations
 
 import re
-from typing import Set, Tuple
 
 import pytest
 
@@ -37,7 +36,7 @@ SENTINEL = {"10.111.255.1", "fd00:10:96::ffe1"}
 STEPS = list(steps("ipvs"))
 
 
-def settings_of(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> DataplaneSettings:
+def settings_of(step: Step, family: str, pod_cidrs: tuple[str, ...]) -> DataplaneSettings:
     cidrs = tuple(cidr for cidr in step.config.get("nodePortAddresses", ()) if family_of(cidr) == family)
     networks = [network for network in map(parse_network, cidrs) if network]
     return DataplaneSettings(
@@ -56,7 +55,7 @@ def settings_of(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> Dataplan
     )
 
 
-def without_sentinel(lines: Set[str]) -> Set[str]:
+def without_sentinel(lines: set[str]) -> set[str]:
     return {line for line in lines if not any(address in line for address in SENTINEL)}
 
 

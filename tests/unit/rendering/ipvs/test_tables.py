@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Set, Tuple
+from typing import Any, Sequence
 
 import pytest
 
@@ -34,26 +34,26 @@ SETTINGS_V6 = SETTINGS._replace(
     family=IPV6, node_ip="2001:db8::1", local_traffic=LocalTraffic("cidr", "fd00:10::/64"), node_addresses=NODE_V6
 )
 
-Tables = Dict[str, Dict[Any, Any]]
+Tables = dict[str, dict[Any, Any]]
 
 
 def render(*routes: ServicePortInfo, settings: DataplaneSettings = SETTINGS) -> Tables:
     return RENDERING.desired_tables(by_key(*routes), settings)
 
 
-def servers(tables: Tables) -> Set[str]:
+def servers(tables: Tables) -> set[str]:
     return {str(key) for key in tables[model.VIRTUAL_SERVERS]}
 
 
-def behind(tables: Tables, server: str) -> Set[str]:
+def behind(tables: Tables, server: str) -> set[str]:
     return {key.ip for key in tables[model.REAL_SERVERS] if str(key.server) == server}
 
 
-def elements(tables: Tables, name: str) -> Set[str]:
+def elements(tables: Tables, name: str) -> set[str]:
     return {key.element for key in tables[model.SET_ELEMENTS] if key.set == name}
 
 
-def summary(tables: Tables, chain: str, table: str = "nat") -> List[str]:
+def summary(tables: Tables, chain: str, table: str = "nat") -> list[str]:
     """Return the rules of a chain as "SET TARGET", or just the target if no set is matched."""
     found = []
     for rule in tables[CHAINS][ChainKey(table, chain)]:
@@ -282,7 +282,7 @@ def test_internal_local_without_local_endpoints_falls_back_where_the_cluster_lis
     assert behind(tables, "172.30.0.41:80/TCP") == {"10.180.2.1"}
 
 
-def states(*described: Tuple[str, str, bool]) -> Sequence[Endpoint]:
+def states(*described: tuple[str, str, bool]) -> Sequence[Endpoint]:
     return [endpoint(f"10.180.0.{number}", local=local, state=state) for number, state, local in described]
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import ServicePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.hashing import JHASH
@@ -25,7 +25,7 @@ def sample_route(family: str, number: int, endpoints: int = 0, **changes: Any) -
     form = "fd00:10:244::{:x}" if family == "IPv6" else "10.244.1.{}"
     chosen = tuple(Endpoint(form.format(each + 1), 8080, is_local=each % 2 == 0) for each in range(endpoints))
     local = tuple(endpoint for endpoint in chosen if endpoint.is_local)
-    fields: Dict[str, Any] = {
+    fields: dict[str, Any] = {
         "key": ServicePortName("ns", f"svc{number}", "http", "TCP"),
         "family": family,
         "cluster_ip": ("fd00:10:96::{:x}" if family == "IPv6" else "10.96.0.{}").format(number),
@@ -49,7 +49,7 @@ def vip(family: str) -> str:
     return "2001:db8:51::1" if family == "IPv6" else "198.51.100.1"
 
 
-def sample_routes(family: str) -> Dict[ServicePortName, ServicePortInfo]:
+def sample_routes(family: str) -> dict[ServicePortName, ServicePortInfo]:
     """Return service ports of all kinds."""
     six = family == "IPv6"
     ranges = ("2001:db8::/32", "fd00::/9") if six else ("10.0.0.0/8", "192.168.0.0/16", "10.1.2.0/23", "10.0.0.1/32")
@@ -81,7 +81,7 @@ def sample_settings(family: str, **changes: Any) -> DataplaneSettings:
     """Return settings of a node that detects pods by their addresses, with node ports on one address."""
     six = family == "IPv6"
     node = "fd00:172:18::2" if six else "172.18.0.2"
-    fields: Dict[str, Any] = {
+    fields: dict[str, Any] = {
         "node_name": "node1",
         "node_ip": node,
         "local_traffic": LocalTraffic("cidr", "fd00:10:244::/47" if six else "10.244.0.0/15"),
@@ -95,7 +95,7 @@ def sample_settings(family: str, **changes: Any) -> DataplaneSettings:
     return DataplaneSettings(family, **fields)
 
 
-def settings_of_other_rules() -> List[Dict[str, Any]]:
+def settings_of_other_rules() -> list[dict[str, Any]]:
     """Return changes of :func:`sample_settings` that give each rule which depends on settings its other forms."""
     return [
         {"masquerade_ports": (1024, 29999)},

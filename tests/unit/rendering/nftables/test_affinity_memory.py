@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import Any, Dict
+from typing import Any
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 
@@ -15,7 +15,7 @@ from .samples import sample_route, sample_settings
 SERVICES, ENDPOINTS = 100, 20
 
 
-def table(first: int) -> Dict[Any, Any]:
+def table(first: int) -> dict[Any, Any]:
     """Return the table of a number of Services with session affinity."""
     routes = [sample_route("IPv4", first + number, ENDPOINTS, affinity_seconds=60) for number in range(SERVICES)]
     return RENDERING.desired_tables({route.key: route for route in routes}, sample_settings("IPv4"))["table objects"]

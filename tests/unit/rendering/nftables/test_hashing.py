@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -33,11 +33,11 @@ def hashed(number: int = 1, endpoints: int = 10, family: str = "IPv4", **changes
     return sample_route(family, number, endpoints, **{"policy": MAGLEV, **changes})
 
 
-def own_table(info: ServicePortInfo, **settings: Any) -> Dict[Any, Any]:
+def own_table(info: ServicePortInfo, **settings: Any) -> dict[Any, Any]:
     return {key: value for _table, key, value in service_port_entries(info, sample_settings(info.family, **settings))}
 
 
-def chains(made: Dict[Any, Any], family: str = "IPv4") -> List[str]:
+def chains(made: dict[Any, Any], family: str = "IPv4") -> list[str]:
     """Return the rules of all chains, each after the name of its chain."""
     return [
         f"{key[1]}: {line.strip()}"
@@ -63,7 +63,7 @@ def chains(made: Dict[Any, Any], family: str = "IPv4") -> List[str]:
           " map @service-slots-af"]),
     ],
 )  # fmt: skip
-def test_the_rule_of_a_cluster_ip(changes: Dict[str, Any], rules: List[str]) -> None:
+def test_the_rule_of_a_cluster_ip(changes: dict[str, Any], rules: list[str]) -> None:
     info = hashed(**changes)
     assert chains(own_table(info), info.family) == rules
 
@@ -147,7 +147,7 @@ def test_slots_follow_weights() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_hashed_is_drawn_at_random_and_named(
-    changes: Dict[str, Any], settings: Dict[str, Any], clause: str
+    changes: dict[str, Any], settings: dict[str, Any], clause: str
 ) -> None:
     info = hashed(**changes)
     assert list(RENDERING.ignored_annotation(info, sample_settings("IPv4", **settings))) == [clause]
@@ -168,7 +168,7 @@ def test_what_cannot_be_hashed_is_drawn_at_random_and_named(
         (ServicePolicy(scheduler="lc"), ["nftables mode has no scheduler lc; its own (random) is used"]),
     ],
 )  # fmt: skip
-def test_parts_of_policies_that_have_no_effect(policy: ServicePolicy, clauses: List[str]) -> None:
+def test_parts_of_policies_that_have_no_effect(policy: ServicePolicy, clauses: list[str]) -> None:
     assert list(RENDERING.ignored_annotation(hashed(policy=policy), sample_settings("IPv4"))) == clauses
 
 

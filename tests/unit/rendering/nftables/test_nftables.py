@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -46,21 +46,21 @@ from .samples import sample_route, sample_routes, sample_settings, vip
 FAMILIES = ("IPv4", "IPv6")
 
 
-def own_table(port: Any, settings: Any) -> Dict[Any, Any]:
+def own_table(port: Any, settings: Any) -> dict[Any, Any]:
     """Return the contribution of one ServicePort, by key."""
     return {key: value for _table, key, value in service_port_entries(port, settings)}
 
 
-def table(family: str = "IPv4", **changes: Any) -> Dict[Any, Any]:
+def table(family: str = "IPv4", **changes: Any) -> dict[Any, Any]:
     return RENDERING.desired_tables(sample_routes(family), sample_settings(family, **changes))["table objects"]
 
 
-def lines_of(desired: Dict[Any, Any], *key: Any, family: str = "IPv4") -> List[str]:
+def lines_of(desired: dict[Any, Any], *key: Any, family: str = "IPv4") -> list[str]:
     (found,) = (each for each in desired if each == key)
     return [line.strip() for line in describe(family, found, desired[found])]
 
 
-def elements(desired: Dict[Any, Any], name: str) -> List[str]:
+def elements(desired: dict[Any, Any], name: str) -> list[str]:
     return [
         line.split("{ ")[1][:-2]
         for key, value in desired.items()
@@ -211,7 +211,7 @@ def test_session_affinity() -> None:
          'ip saddr @cluster-ips meta mark set meta mark | 0x00004000 comment "masquerade traffic from clusterIPs"'),
     ],
 )  # fmt: skip
-def test_masquerading_of_cluster_ips(changes: Dict[str, Any], line: str) -> None:
+def test_masquerading_of_cluster_ips(changes: dict[str, Any], line: str) -> None:
     assert lines_of(table(**changes), "chain", "services")[1] == line
 
 
@@ -277,7 +277,7 @@ def test_unknown_expressions_are_shown_and_not_hidden() -> None:
     assert rule_text(rule) == '[meta 1=1 2=3] [quota 1=01] comment "a ?quoted? comment"'
 
 
-def words(transaction: Transaction) -> List[str]:
+def words(transaction: Transaction) -> list[str]:
     return [each.label for each in transaction.messages]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import List, Tuple
 
 import pytest
 
@@ -20,7 +19,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
     slot_of,
 )
 
-Endpoints = Tuple[Tuple[str, int], ...]
+Endpoints = tuple[tuple[str, int], ...]
 
 
 def drawn(number: int, count: int, weight: int = 1) -> Endpoints:
@@ -34,11 +33,11 @@ def drawn(number: int, count: int, weight: int = 1) -> Endpoints:
     return tuple((text, weight) for text in sorted(made))
 
 
-def owners(endpoints: Endpoints) -> List[str]:
+def owners(endpoints: Endpoints) -> list[str]:
     return [endpoints[position][0] for position in assigned(endpoints)]
 
 
-def moved(before: List[str], after: List[str]) -> int:
+def moved(before: list[str], after: list[str]) -> int:
     return sum(one != other for one, other in zip(before, after))
 
 
@@ -112,7 +111,7 @@ def test_an_added_endpoint_takes_its_share_from_the_others(number: int) -> None:
         ([0x01020304, 0xFFFEFDFC, 7, 0x80000001, 0x12345678], 0x5EED0005, 0x4E9503F8),
     ],
 )
-def test_the_hash_is_the_kernels(words: List[int], seed: int, expected: int) -> None:
+def test_the_hash_is_the_kernels(words: list[int], seed: int, expected: int) -> None:
     assert jhash(words, seed) == expected
 
 

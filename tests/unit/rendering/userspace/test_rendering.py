@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
@@ -36,7 +36,7 @@ SETTINGS = DataplaneSettings(
 )
 
 
-def listeners(*routes: Any, settings: DataplaneSettings = SETTINGS) -> Dict[str, Listener]:
+def listeners(*routes: Any, settings: DataplaneSettings = SETTINGS) -> dict[str, Listener]:
     tables = RENDERING.desired_tables(by_key(*routes), settings)
     return {str(key): value for key, value in tables[LISTENERS].items()}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from typing import List, NamedTuple
+from typing import NamedTuple
 
 from ....base.addresses import address_and_port
 from ....base.errors import ApiError
@@ -65,6 +65,6 @@ def _names(context: ssl.SSLContext, place: Place, seconds: float) -> str:
             found = sock.getpeercert() or {}
     except OSError as error:
         return f"names that cannot be read ({error.strerror or error})"
-    names: List[str] = [str(item[1]) for item in found.get("subjectAltName", ()) if len(item) == 2]
+    names: list[str] = [str(item[1]) for item in found.get("subjectAltName", ()) if len(item) == 2]
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return (", ".join(names[:_MOST_NAMES]) or "none") + more

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple, Optional
 
 from ....base.errors import ApiError, ConfigurationError, errors_as
 from ....base.regular_files import read_with_own_links
@@ -20,7 +20,7 @@ from ....base.regular_files import read_with_own_links
 TOKEN_FILE_SECONDS = 60.0
 _MAXIMUM_TOKEN_BYTES = 1 << 20
 
-Headers = List[Tuple[str, str]]
+Headers = list[tuple[str, str]]
 
 
 class ClientCertificate(NamedTuple):
@@ -140,7 +140,7 @@ class AuthProvider(Credentials):
 
     def headers(self) -> Headers:
         """Return the provider's headers; the package renews them in this call."""
-        settings: Dict[str, Dict[str, Any]] = self._configuration.auth_settings()
+        settings: dict[str, dict[str, Any]] = self._configuration.auth_settings()
         return [
             (str(setting["key"]), str(setting["value"]))
             for setting in settings.values()

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import time
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Optional
 
 from ....base.errors import ApiError, ConfigurationError
 from .credentials import ClientCertificate, Credentials, Headers, bearer
@@ -31,8 +31,8 @@ class ExecSettings(NamedTuple):
 
     api_version: str
     command: str
-    arguments: Tuple[str, ...] = ()
-    environment: Tuple[Tuple[str, str], ...] = ()
+    arguments: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
     install_hint: str = ""
     cluster: Optional[Mapping[str, Any]] = None
 
@@ -108,7 +108,7 @@ class ExecPlugin(Credentials):
 
     def _output(self) -> bytes:
         settings = self._settings
-        spec: Dict[str, Any] = {"interactive": False}
+        spec: dict[str, Any] = {"interactive": False}
         if settings.cluster is not None:
             spec["cluster"] = dict(settings.cluster)
         information = {"kind": "ExecCredential", "apiVersion": settings.api_version, "spec": spec}
@@ -133,7 +133,7 @@ class ExecPlugin(Credentials):
             raise self._failure(f"exited with status {done.returncode}: {last or 'no message'}")
         return done.stdout
 
-    def _credential(self, output: bytes) -> Dict[str, Any]:
+    def _credential(self, output: bytes) -> dict[str, Any]:
         try:
             credential = json.loads(output)
         except (ValueError, RecursionError) as error:

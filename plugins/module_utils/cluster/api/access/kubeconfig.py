@@ -13,7 +13,7 @@ import base64
 import binascii
 import json
 import os
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from ....base.errors import ConfigurationError, errors_as
 
@@ -64,8 +64,8 @@ class Choice(NamedTuple):
     ``files``: the paths of the files that exist.
     """
 
-    cluster: Dict[str, Any]
-    user: Dict[str, Any]
+    cluster: dict[str, Any]
+    user: dict[str, Any]
     context: str
     files: str
 
@@ -80,7 +80,7 @@ def read_choice(files: str, context: str = "") -> Choice:
 
     ``files``: paths joined by colons. Raises ConfigurationError, naming the file and the field.
     """
-    merged: Dict[str, Dict[str, Dict[str, Any]]] = {"clusters": {}, "users": {}, "contexts": {}}
+    merged: dict[str, dict[str, dict[str, Any]]] = {"clusters": {}, "users": {}, "contexts": {}}
     current = context
     read = [(path, _read(path)) for path in (os.path.expanduser(part) for part in files.split(os.pathsep) if part)]
     documents = [(path, document) for path, document in read if document is not None]
@@ -106,7 +106,7 @@ def read_choice(files: str, context: str = "") -> Choice:
     return Choice(merged["clusters"][cluster], merged["users"].get(user, {}), current, existing)
 
 
-def _read(path: str) -> Optional[Dict[str, Any]]:
+def _read(path: str) -> Optional[dict[str, Any]]:
     """Return the content of a file, None if it does not exist. Raises ConfigurationError."""
     try:
         with open(path, "rb") as file:
@@ -119,7 +119,7 @@ def _read(path: str) -> Optional[Dict[str, Any]]:
         raise ConfigurationError(f"{path}: the kubeconfig is larger than {_MAXIMUM_BYTES >> 20} MiB")
     document = _parse(content, path)
     with errors_as(ConfigurationError, f"{path}: is not a valid kubeconfig", ValueError):
-        checked: Dict[str, Any] = _checked({} if document is None else document, _DOCUMENT, "")
+        checked: dict[str, Any] = _checked({} if document is None else document, _DOCUMENT, "")
         if (checked.get("kind") or "Config", checked.get("apiVersion") or "v1") != ("Config", "v1"):
             raise ValueError("its kind is not Config of version v1")
     return checked
@@ -183,9 +183,9 @@ def _loader(yaml: Any) -> Any:
     return loader
 
 
-def _entries(document: Dict[str, Any], section: str, path: str) -> Dict[str, Dict[str, Any]]:
+def _entries(document: dict[str, Any], section: str, path: str) -> dict[str, dict[str, Any]]:
     """Return the entries of a section (``clusters`` holds ``{name: ..., cluster: {...}}``) by name."""
-    found: Dict[str, Dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for item in document.get(section, []):
         name = item.get("name", "")
         if name in found:
@@ -194,9 +194,9 @@ def _entries(document: Dict[str, Any], section: str, path: str) -> Dict[str, Dic
     return found
 
 
-def _absolute(entry: Dict[str, Any], folder: str) -> Dict[str, Any]:
+def _absolute(entry: dict[str, Any], folder: str) -> dict[str, Any]:
     """Return an entry whose paths are absolute; a command without a slash is searched in ``PATH``."""
-    paths: Dict[str, Any] = {
+    paths: dict[str, Any] = {
         name: os.path.normpath(os.path.join(folder, entry[name])) for name in _PATHS if entry.get(name)
     }
     if os.sep in entry.get("exec", {}).get("command", ""):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Iterable, List, Tuple
+from typing import Iterable
 
 from ....base.addresses import canonical_address
 
@@ -16,7 +16,7 @@ def is_name(host: str) -> bool:
     return canonical_address(host) is None
 
 
-def addresses_of_name(name: str) -> Tuple[str, ...]:
+def addresses_of_name(name: str) -> tuple[str, ...]:
     """Return the addresses that the node's resolver finds for a name, in its order; none if it finds none.
 
     Waits as long as the resolver does (resolv.conf(5): by default 5 seconds for each attempt at each name server).
@@ -31,9 +31,9 @@ def addresses_of_name(name: str) -> Tuple[str, ...]:
     return tuple(dict.fromkeys(address for address in addresses if address is not None))
 
 
-def with_addresses(servers: Iterable[Tuple[str, int]]) -> List[Tuple[str, int]]:
+def with_addresses(servers: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     """Return servers, given by host and port, with the addresses of each name in its place. Waits for the resolver."""
-    result: List[Tuple[str, int]] = []
+    result: list[tuple[str, int]] = []
     for host, port in servers:
         result += [(address, port) for address in (addresses_of_name(host) if is_name(host) else (host,))]
     return result

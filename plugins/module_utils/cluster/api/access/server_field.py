@@ -10,7 +10,7 @@ PyYAML, also for a kubeconfig in JSON.
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, NamedTuple
 
 from ....base.errors import ConfigurationError, errors_as
 
@@ -82,11 +82,11 @@ def _current_cluster(document: Any, path: str) -> str:
     raise ConfigurationError(f"{path}: the kubeconfig has no current context")
 
 
-def _dictionaries(value: Any) -> List[Dict[str, Any]]:
+def _dictionaries(value: Any) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _items(node: Any) -> List[Any]:
+def _items(node: Any) -> list[Any]:
     return list(node.value) if node is not None and node.id == "sequence" else []
 
 

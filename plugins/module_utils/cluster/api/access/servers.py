@@ -10,7 +10,7 @@ the EndpointSlice ``default/kubernetes``, which the API servers keep up to date 
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence
 
 from ....base.addresses import address_and_port
 from ...model import EndpointSlice
@@ -46,12 +46,12 @@ def _url(host: str, port: int) -> str:
     return f"https://{address_and_port(host, port)}"
 
 
-def configured_servers(servers: Sequence[Tuple[str, int]]) -> Tuple[Candidate, ...]:
+def configured_servers(servers: Sequence[tuple[str, int]]) -> tuple[Candidate, ...]:
     """Return the candidates of a configuration, given by host and port."""
     return tuple(Candidate(_url(host, port), CONFIGURATION) for host, port in servers)
 
 
-def named_servers(found: EndpointSlice) -> Tuple[Candidate, ...]:
+def named_servers(found: EndpointSlice) -> tuple[Candidate, ...]:
     """Return the candidates that the EndpointSlice ``default/kubernetes`` names."""
     port = next((item.port for item in found.ports if item.protocol == "TCP" and item.port), 0)
     addresses = [endpoint.address for endpoint in found.endpoints if endpoint.ready]

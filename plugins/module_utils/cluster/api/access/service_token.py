@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any, Dict, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ....base.errors import ApiError, ConfigurationError
 from ....base.regular_files import parse_json
@@ -25,7 +25,7 @@ _MOST_SECONDS = 1 << 40
 class Sender(Protocol):
     """The part of ``cluster.api.ApiClient`` that :func:`request_token` uses."""
 
-    def post(self, path: str, body: Dict[str, Any], purpose: str) -> Dict[str, Any]:
+    def post(self, path: str, body: dict[str, Any], purpose: str) -> dict[str, Any]:
         """Create an object and return the server's answer. Raises ApiError."""
 
 
@@ -66,7 +66,7 @@ def parse_token(token: str) -> ServiceToken:
         raise ConfigurationError("the token is not a ServiceAccount token") from error
 
 
-def _of_claims(claims: Dict[str, Any]) -> ServiceToken:
+def _of_claims(claims: dict[str, Any]) -> ServiceToken:
     subject = claims["sub"]
     namespace, _colon, account = subject[len(_SUBJECT) :].partition(":")
     if not subject.startswith(_SUBJECT) or not namespace or not account:
@@ -92,7 +92,7 @@ def request_token(
     With ``node`` and its uid the token is bound to that Node: it becomes invalid when the Node is deleted. The server
     may shorten the lifetime. Raises ApiError.
     """
-    spec: Dict[str, Any] = {"expirationSeconds": max(LEAST_SECONDS, int(seconds))}
+    spec: dict[str, Any] = {"expirationSeconds": max(LEAST_SECONDS, int(seconds))}
     if node:
         spec["boundObjectRef"] = {"kind": "Node", "apiVersion": "v1", "name": node, "uid": node_uid}
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}

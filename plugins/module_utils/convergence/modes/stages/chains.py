@@ -10,7 +10,7 @@ parameter that is reset, when that rule is removed.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union, cast
+from typing import Any, Callable, Mapping, Sequence, Union, cast
 
 from ....base.addresses import IPV4
 from ....base.errors import KernelError
@@ -44,7 +44,7 @@ class LocalnetRouting(WrappedResource[str, str]):
         super().__init__(SysctlsResource([ROUTE_LOCALNET]))
         self._chains = chains
 
-    def observe(self) -> Dict[str, str]:
+    def observe(self) -> dict[str, str]:
         """Return the running value. Raises KernelError."""
         running = self._resource.observe()
         if running.get(ROUTE_LOCALNET) != "1" or not self._chains.observe().get(KUBE_FIREWALL):
@@ -71,7 +71,7 @@ def chain_ownership(settings: DataplaneSettings, with_shared: bool) -> Ownership
     return both._replace(fixed=both.fixed - _BESIDE_IPVS, shared=frozenset(), presence_only=frozenset())
 
 
-def chain_stages(context: FamilyContext, desired: Desired, with_shared: bool) -> List[Stage]:
+def chain_stages(context: FamilyContext, desired: Desired, with_shared: bool) -> list[Stage]:
     """Return the stage of the chains of a family. ``with_shared``: chains shared with other programs are ours too."""
     if context.variant is None:
         return []
@@ -86,10 +86,10 @@ def chain_stages(context: FamilyContext, desired: Desired, with_shared: bool) ->
     return [Stage(resource, with_referenced)]
 
 
-def xtables_families(families: Sequence[str]) -> Tuple[Dict[str, XtablesVariant], Dict[str, str]]:
+def xtables_families(families: Sequence[str]) -> tuple[dict[str, XtablesVariant], dict[str, str]]:
     """Return the iptables of each family, and why a family has none that can do NAT."""
-    variants: Dict[str, XtablesVariant] = {}
-    missing: Dict[str, str] = {}
+    variants: dict[str, XtablesVariant] = {}
+    missing: dict[str, str] = {}
     survey = Survey()
     for family in families:
         try:
@@ -111,13 +111,13 @@ def removable_chains(context: FamilyContext) -> ChainsResource:
     return ChainsResource(variant, chain_ownership(DataplaneSettings(context.family), True), for_removal=True)
 
 
-def chain_removal_stages(contexts: Sequence[FamilyContext], beside_others: bool = False) -> List[Stage]:
+def chain_removal_stages(contexts: Sequence[FamilyContext], beside_others: bool = False) -> list[Stage]:
     """Return stages that remove the chains of iptables and ipvs mode, and the jumps to them, of each family.
 
     Tables of iptables-nft that are empty afterwards are removed as well. ``beside_others``: chains in the other variant
     of iptables stay in use, so ``route_localnet`` is kept where they need it, and tables are named with their variant.
     """
-    stages: List[Stage] = []
+    stages: list[Stage] = []
     for context in contexts:
         if context.variant is None:
             continue
@@ -127,7 +127,7 @@ def chain_removal_stages(contexts: Sequence[FamilyContext], beside_others: bool 
     return stages
 
 
-def _removed(chains: ChainsResource, with_parameter: bool = True) -> List[Stage]:
+def _removed(chains: ChainsResource, with_parameter: bool = True) -> list[Stage]:
     """Return the stages that remove chains, and tables of iptables-nft that are empty without them."""
     going = ObservedOnce(chains)
     stages = [localnet_stage(going)] if chains.family == IPV4 and with_parameter else []
@@ -137,7 +137,7 @@ def _removed(chains: ChainsResource, with_parameter: bool = True) -> List[Stage]
     return stages
 
 
-def iptables_remainder_stages(contexts: Sequence[FamilyContext], beside_kube_proxy: bool = False) -> List[Stage]:
+def iptables_remainder_stages(contexts: Sequence[FamilyContext], beside_kube_proxy: bool = False) -> list[Stage]:
     """Return stages that remove what ipvs mode does not use: empty tables, and KUBE-FIREWALL unless kubelet uses it.
 
     ``beside_kube_proxy``: beside the chains of its ipvs mode, which does not remove those of iptables mode, all of

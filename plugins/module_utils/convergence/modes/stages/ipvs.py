@@ -10,7 +10,7 @@ connections that began meanwhile are not interrupted.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple
+from typing import Any, Callable, Container, Mapping, NamedTuple
 
 from ....base.addresses import FAMILIES
 from ....kernel.ipvs.connections import used_connections
@@ -45,7 +45,7 @@ class OnlyOurServers(WrappedResource[Any, Any]):
         self._elements = elements
         self._others = others
 
-    def observe(self) -> Dict[Any, Any]:
+    def observe(self) -> dict[Any, Any]:
         """Return the servers that are ours. Raises KernelError."""
         own = OwnServers(self._elements.observe(), self._addresses.observe())
         observed = self._resource.observe()
@@ -145,9 +145,9 @@ class KeptStages(NamedTuple):
     """
 
     kept: StillConnected
-    sets: List[Stage]
-    table: List[Stage]
-    servers: List[Stage]
+    sets: list[Stage]
+    table: list[Stage]
+    servers: list[Stage]
 
 
 def kept_stages(
@@ -192,7 +192,7 @@ def kept_stages(
     return KeptStages(kept, sets, table, servers)
 
 
-def _leftovers(handles: KernelHandles, draining: bool) -> List[KeptStages]:
+def _leftovers(handles: KernelHandles, draining: bool) -> list[KeptStages]:
     return [
         kept_stages(
             observed_once(ipvs_resources(handles, family)),
@@ -204,12 +204,12 @@ def _leftovers(handles: KernelHandles, draining: bool) -> List[KeptStages]:
     ]
 
 
-def loaded_server_removal_stages(handles: KernelHandles) -> List[Stage]:
+def loaded_server_removal_stages(handles: KernelHandles) -> list[Stage]:
     """Return stages that remove virtual servers and their addresses while IPVS is loaded. Raises KernelError."""
     return [stage for item in _leftovers(handles, False) for stage in item.servers]
 
 
-def loaded_ipvs_removal_stages(handles: KernelHandles, draining: bool) -> List[Stage]:
+def loaded_ipvs_removal_stages(handles: KernelHandles, draining: bool) -> list[Stage]:
     """Return stages that remove everything of ipvs mode except chains, in both families, while IPVS is loaded.
 
     With ``draining``, servers with active connections are kept until these end. Raises KernelError.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 from ....base.addresses import FAMILIES
 from ....kernel.rtnetlink.links import DummyDeviceResource, MonitoringDeviceResource
@@ -32,7 +32,7 @@ class Together(Resource[Any, Any]):
         self.family = family
         self._resources = resources
 
-    def observe(self) -> Dict[Any, Any]:
+    def observe(self) -> dict[Any, Any]:
         """Return all entries. Raises KernelError."""
         return {key: value for resource in self._resources for key, value in resource.observe().items()}
 
@@ -85,9 +85,9 @@ def device_stage(handles: KernelHandles) -> Stage:
     return Stage(DummyDeviceResource(handles.route), {ipvs.DEVICE: "dummy"})
 
 
-def unused_filter_backend_stages(handles: KernelHandles, uses_sets: bool, uses_table: bool) -> List[Stage]:
+def unused_filter_backend_stages(handles: KernelHandles, uses_sets: bool, uses_table: bool) -> list[Stage]:
     """Return stages that remove an unused filter backend of ipvs mode, in both families. Raises KernelError."""
-    stages: List[Stage] = []
+    stages: list[Stage] = []
     for family in FAMILIES:
         found = filter_backend_resources(handles, family)
         if found.sets is not None and not uses_sets:
@@ -97,7 +97,7 @@ def unused_filter_backend_stages(handles: KernelHandles, uses_sets: bool, uses_t
     return stages
 
 
-def retiring_stages(handles: KernelHandles) -> List[Stage]:
+def retiring_stages(handles: KernelHandles) -> list[Stage]:
     """Return stages after which the table beside IPVS no longer affects packets. Raises KernelError.
 
     The table keeps the entries that identify virtual servers. Until then, new connections to service addresses go
@@ -110,7 +110,7 @@ def device_removal_stages(
     handles: KernelHandles,
     stages: Sequence[Stage],
     kept: Union[Mapping[str, str], Callable[[Mapping[str, str]], Mapping[str, str]]],
-) -> List[Stage]:
+) -> list[Stage]:
     """Return the stages, enclosed by those that remove the devices of ipvs mode except ``kept``. Raises KernelError.
 
     The dummy device is removed last, because removals are applied in reverse order.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from typing import List, cast
+from typing import cast
 
 from ....base.addresses import FAMILIES
 from ....base.errors import KernelError
@@ -24,7 +24,7 @@ from .ipvs import ipvs_resources
 from .ipvs_filter_backend import filter_backend_resources, set_resources
 
 
-def release_stages(handles: KernelHandles) -> List[Stage]:
+def release_stages(handles: KernelHandles) -> list[Stage]:
     """Return stages that remove objects that kube-proxy, now in charge in nftables or ipvs mode, does not use.
 
     Raises KernelError if kube-proxy does not serve yet.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 from ....rendering.ipvs import model as ipvs
 from ....rendering.ipvs.own_servers import recorded_server, server_record
@@ -37,9 +37,9 @@ class StillConnected:
         self._listed = listed
         self._counted = counted
         self._draining = draining
-        self._kept: Optional[Dict[ipvs.RealServerKey, Any]] = None
+        self._kept: Optional[dict[ipvs.RealServerKey, Any]] = None
 
-    def _real_servers(self) -> Dict[ipvs.RealServerKey, Any]:
+    def _real_servers(self) -> dict[ipvs.RealServerKey, Any]:
         if self._kept is None:
             # Read the list first: connections that it lacks are established when the real servers are observed.
             listed = self._listed() if self._draining else {}

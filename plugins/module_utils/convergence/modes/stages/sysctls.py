@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Tuple
+from typing import Mapping
 
 from ....configuration.model import ConntrackConfiguration, KubeProxyConfiguration
 from ....kernel.facts import NodeFacts
@@ -38,7 +38,7 @@ def conntrack_profile(settings: ConntrackConfiguration, cores: int) -> Conntrack
 
 
 def profile_settings(
-    configuration: KubeProxyConfiguration, kernel_version: Tuple[int, int, int], cores: int, localhost: bool
+    configuration: KubeProxyConfiguration, kernel_version: tuple[int, int, int], cores: int, localhost: bool
 ) -> ProfileSettings:
     """Return the settings that determine a node's parameters, as kube-proxy 1.36 derives them from its configuration.
 
@@ -53,7 +53,7 @@ def profile_settings(
     )
 
 
-def wanted_sysctls(configuration: KubeProxyConfiguration, facts: NodeFacts, localhost: bool) -> Dict[str, Wanted]:
+def wanted_sysctls(configuration: KubeProxyConfiguration, facts: NodeFacts, localhost: bool) -> dict[str, Wanted]:
     """Return the parameters by key, as kube-proxy 1.36 sets them at its start; ``localhost`` as above."""
     return wanted_values(profile(profile_settings(configuration, facts.kernel_version, facts.cores, localhost)))
 
@@ -67,7 +67,7 @@ def tracks_liberally(configuration: KubeProxyConfiguration, facts: NodeFacts) ->
     return facts.conntrack_liberal or (configuration.conntrack.tcp_be_liberal and not unchangeable([TCP_BE_LIBERAL]))
 
 
-def sysctl_stage(wanted: Mapping[str, Wanted]) -> Tuple[Stage, List[str]]:
+def sysctl_stage(wanted: Mapping[str, Wanted]) -> tuple[Stage, list[str]]:
     """Return the stage that sets the parameters, and warnings about those that cannot be changed on this node.
 
     A parameter that differs and is read-only here (in a container, or a network namespace other than the host's) is

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 from ....base.addresses import FAMILIES
 from ....kernel.rtnetlink.links import AddressDeviceResource, AddressesResource
 from ....rendering.userspace.model import DEVICE
@@ -25,14 +23,14 @@ def userspace_addresses(handles: KernelHandles, family: str) -> AddressesResourc
     return AddressesResource(handles.route, family, DEVICE, deprecated=True)
 
 
-def userspace_device_removal_stages(handles: KernelHandles) -> List[Stage]:
+def userspace_device_removal_stages(handles: KernelHandles) -> list[Stage]:
     """Return stages that remove the device of userspace mode and its addresses. Raises KernelError."""
     device = AddressDeviceResource(handles.route, DEVICE)
     addresses = [Stage(userspace_addresses(handles, family), {}) for family in FAMILIES]
     return [Stage(device, {}), *addresses]
 
 
-def userspace_removal_stages(handles: KernelHandles) -> List[Stage]:
+def userspace_removal_stages(handles: KernelHandles) -> list[Stage]:
     """Return stages that remove the device of userspace mode, its addresses, and listeners of the running agent.
 
     Connections through the agent are reset. They could not continue: another mode redirects their next packets, which

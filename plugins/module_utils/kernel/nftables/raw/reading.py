@@ -18,7 +18,7 @@ linux/netfilter/nf_tables.h.
 
 from __future__ import annotations
 
-from typing import Callable, Container, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Container, Iterator, Mapping, NamedTuple, Optional, Union
 
 from ....rendering.nftables.expressions import Dynset
 from ....rendering.nftables.objects import SET_CONCAT, SET_EVAL, SET_INTERVAL, TABLE_OWNER, TABLE_PERSIST, ObjectKey
@@ -101,7 +101,7 @@ class RawChain(NamedTuple):
     """Attributes of a chain, and of each of its rules in order."""
 
     definition: bytes
-    rules: Tuple[bytes, ...] = ()
+    rules: tuple[bytes, ...] = ()
 
     @property
     def is_owned(self) -> bool:
@@ -113,7 +113,7 @@ class RawSet(NamedTuple):
     """Attributes of a set, and those of each element: sorted, or those of ranges in the order in which to add them."""
 
     definition: bytes
-    elements: Tuple[bytes, ...] = ()
+    elements: tuple[bytes, ...] = ()
 
 
 class StatefulKey(NamedTuple):
@@ -126,7 +126,7 @@ class StatefulKey(NamedTuple):
 
 RawKey = Union[ObjectKey, StatefulKey]
 RawValue = Union[bytes, RawChain, RawSet]
-RawTable = Dict[RawKey, RawValue]
+RawTable = dict[RawKey, RawValue]
 
 
 def _without(raw: memoryview, numbers: Container[int]) -> bytes:
@@ -217,7 +217,7 @@ def _table_flags(raw: memoryview) -> bytes:
     return (int.from_bytes(raw, "big") & ~(TABLE_OWNER | TABLE_PERSIST)).to_bytes(4, "big")
 
 
-def _object(raw: memoryview, start: int) -> Tuple[StatefulKey, bytes]:
+def _object(raw: memoryview, start: int) -> tuple[StatefulKey, bytes]:
     found = parse_attributes(raw, start, len(raw))
     number = int.from_bytes(found[uapi.NFTA_OBJ_TYPE], "big")
     counting = _COUNTING_OBJECTS.get(number, ())
@@ -240,7 +240,7 @@ class RawReader:
         for view, _kind, start, end in slices:
             yield view[start:end]
 
-    def _of_table(self, kind: int) -> Iterator[Tuple[memoryview, Dict[int, memoryview]]]:
+    def _of_table(self, kind: int) -> Iterator[tuple[memoryview, dict[int, memoryview]]]:
         for view in self._dump(kind, self._in_table):
             found = parse_attributes(view, uapi.GENMSG_BYTES, len(view))
             # The name of the table has the same number in tables, chains, rules, sets and objects.
@@ -259,7 +259,7 @@ class RawReader:
         for view, _found in self._of_table(_GET_OBJECT):
             key, value = _object(view, uapi.GENMSG_BYTES)
             table[key] = value
-        rules: Dict[str, List[bytes]] = {}
+        rules: dict[str, list[bytes]] = {}
         rewrite = {uapi.NFTA_RULE_EXPRESSIONS: _expressions}
         for view, found in self._of_table(messages.GET_RULE):
             chain = attribute_text(found[uapi.NFTA_RULE_CHAIN])
@@ -276,7 +276,7 @@ class RawReader:
             table[ObjectKey("set", name)] = RawSet(_kept(view, _SET_KEPT, uapi.GENMSG_BYTES, rewrite), elements)
         return table
 
-    def _elements(self, name: str, flags: int, count: Optional[int]) -> Tuple[bytes, ...]:
+    def _elements(self, name: str, flags: int, count: Optional[int]) -> tuple[bytes, ...]:
         """Return the elements of a set. Ranges are not in a hash table, and the kernel refuses them in a wrong order.
 
         The kernel lists ranges of a single field from the highest to the lowest but accepts them from the lowest only;

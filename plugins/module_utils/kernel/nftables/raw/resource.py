@@ -11,7 +11,7 @@ never create: comments, intervals, anonymous sets. Keys and values: see ``readin
 from __future__ import annotations
 
 import time
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Iterator
 
 from ....base.errors import KernelError
 from ....rendering.ipvs.nftables_layout import IPVS_TABLE
@@ -86,7 +86,7 @@ class RawTableResource(Resource[RawKey, RawValue]):
                     raise KernelError(text)
                 time.sleep(0.05 * attempt)
 
-    def describe(self, key: RawKey, value: RawValue) -> List[str]:
+    def describe(self, key: RawKey, value: RawValue) -> list[str]:
         """Describe one object approximately as the nft program shows it."""
         table = f"{table_family(self._table_family)} {self.table.name}"
         if isinstance(value, RawChain):
@@ -103,7 +103,7 @@ class RawTableResource(Resource[RawKey, RawValue]):
             yield element_texts(self.family, nft.ElementKey("element", "", key), data)[0]
 
 
-def key_and_data(element: bytes) -> Tuple[bytes, Any]:
+def key_and_data(element: bytes) -> tuple[bytes, Any]:
     """Return the key of an element of a :class:`RawSet`, and its data: bytes, the text of a verdict, or True."""
     found = parse_attributes(memoryview(element), 0, len(element))
     key = parse_data(found[uapi.NFTA_SET_ELEM_KEY]) if uapi.NFTA_SET_ELEM_KEY in found else b""
@@ -160,7 +160,7 @@ class RawPolicyTableResource(RawTableResource):
             if part:
                 apply(part)
 
-    def describe(self, key: RawKey, value: RawValue) -> List[str]:
+    def describe(self, key: RawKey, value: RawValue) -> list[str]:
         """Describe one object approximately as the nft program shows it."""
         if bridge_keys.is_bridged(key):
             return self._ports.describe(bridge_keys.plain(key), value)

@@ -9,7 +9,7 @@ any more, but it removes only objects that it knows. The map of all endpoints wo
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, List, Optional, Set
+from typing import Callable, Iterator, Optional
 
 from ....base.errors import KernelError
 from ....rendering.nftables.expressions import Immediate
@@ -53,9 +53,9 @@ def references(value: Optional[RawValue]) -> Iterator[ObjectKey]:
                 yield from _called(parse_data(found[NFTA_SET_ELEM_DATA]))
 
 
-def used(table: RawTable) -> Set[RawKey]:
+def used(table: RawTable) -> set[RawKey]:
     """Return the objects that kube-proxy may create too, and all objects that they refer to, directly or indirectly."""
-    seen: Set[RawKey] = {key for key in table if not is_own(key.kind, key.name)}
+    seen: set[RawKey] = {key for key in table if not is_own(key.kind, key.name)}
     waiting = list(seen)
     while waiting:
         for key in references(table.get(waiting.pop())):
@@ -94,6 +94,6 @@ class UnusedResource(Resource[RawKey, RawValue]):
         """Remove the objects in one transaction. Raises KernelError."""
         self._open_table().apply(Change(removed={key: True for key in change.removed if isinstance(key, ObjectKey)}))
 
-    def describe(self, key: RawKey, value: RawValue) -> List[str]:
+    def describe(self, key: RawKey, value: RawValue) -> list[str]:
         """Describe one object approximately as the nft program shows it."""
         return self._raw.describe(key, value)

@@ -9,7 +9,7 @@ that this project does not write itself, the transaction is rehearsed before its
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, Mapping, Tuple
+from typing import Iterator, Mapping
 
 from ....rendering.nftables.expressions import Immediate
 from ....rendering.nftables.objects import TABLE_DORMANT, ChainValue, ObjectKey, Rule
@@ -42,14 +42,14 @@ def chain_value(value: RawChain) -> ChainValue:
     return ChainValue(tuple(rules), parse_hook(found))
 
 
-def replacement(family: str, name: str, present: bool, wanted: RawTable) -> List[Message]:
+def replacement(family: str, name: str, present: bool, wanted: RawTable) -> list[Message]:
     """Return one transaction that deletes the table ``name`` if it is ``present`` and creates the wanted one, if any.
 
     ``family``: of the table: IPv4, IPv6 or ``inet``.
     """
     header = messages.family_header(family)
     in_table = header + text_attribute(uapi.NFTA_TABLE_NAME, name)
-    batch: List[Message] = [messages.BATCH_BEGIN]
+    batch: list[Message] = [messages.BATCH_BEGIN]
     if present:
         batch.append((messages.DELETE_TABLE, 0, in_table))
     table = wanted.get(ObjectKey("table", name))
@@ -78,9 +78,9 @@ def replacement(family: str, name: str, present: bool, wanted: RawTable) -> List
     return batch
 
 
-def _owned_first(chains: Mapping[str, RawChain]) -> List[RawChain]:
+def _owned_first(chains: Mapping[str, RawChain]) -> list[RawChain]:
     """Return the chains in an order in which those without a name get their rules before the rule that owns them."""
-    found: Dict[str, RawChain] = {}
+    found: dict[str, RawChain] = {}
 
     def add(name: str, chain: RawChain) -> None:
         for rule in chain_value(chain).rules:
@@ -99,9 +99,9 @@ def _owned_first(chains: Mapping[str, RawChain]) -> List[RawChain]:
     return list(found.values())
 
 
-def _blocks(elements: Tuple[bytes, ...]) -> Iterator[bytes]:
+def _blocks(elements: tuple[bytes, ...]) -> Iterator[bytes]:
     """Yield blocks of encoded elements, as many together as one attribute holds."""
-    parts: List[bytes] = []
+    parts: list[bytes] = []
     size = 0
     for element in elements:
         encoded = nested(uapi.NFTA_LIST_ELEM, element)

@@ -9,7 +9,7 @@ ports at loopback addresses were refused.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Iterable, Iterator, NamedTuple, Optional
 
 from ....base.addresses import FAMILIES, packed
 from ....networkpolicy.matching.owners import Address
@@ -53,7 +53,7 @@ def counted_elements(sock: NetlinkSocket, family: str, table: str, name: str) ->
                 yield Counted(parse_data(found[uapi.NFTA_SET_ELEM_KEY]), data, packets, size)
 
 
-def _counter(element: Dict[int, memoryview]) -> Optional[Dict[int, memoryview]]:
+def _counter(element: dict[int, memoryview]) -> Optional[dict[int, memoryview]]:
     """Return the attributes of an element's counter, None without one."""
     expressions = [element[uapi.NFTA_SET_ELEM_EXPR]] if uapi.NFTA_SET_ELEM_EXPR in element else []
     several = element.get(uapi.NFTA_SET_ELEM_EXPRESSIONS, memoryview(b""))
@@ -85,7 +85,7 @@ def remembered_seconds(sock: NetlinkSocket, family: str, name: str, client: str)
     return None
 
 
-def denied_packets() -> Dict[Tuple[str, Address], int]:
+def denied_packets() -> dict[tuple[str, Address], int]:
     """Return the packets denied since the pod came, by side (``in``, ``out``) and address of a pod of this node.
 
     It is empty if there is no table. Raises KernelError.
@@ -99,7 +99,7 @@ def denied_packets() -> Dict[Tuple[str, Address], int]:
         }
 
 
-def forged_packets() -> Dict[str, int]:
+def forged_packets() -> dict[str, int]:
     """Return the packets dropped for their source since an interface of pods came, by its name; frames by their port.
 
     It is empty if there is no table. Raises KernelError.
@@ -112,7 +112,7 @@ def forged_packets() -> Dict[str, int]:
         }
 
 
-def refused_at_loopback(families: Iterable[str]) -> Dict[Tuple[str, str], int]:
+def refused_at_loopback(families: Iterable[str]) -> dict[tuple[str, str], int]:
     """Return the packets since the table was made, by family and protocol in upper case. Raises KernelError."""
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         return {

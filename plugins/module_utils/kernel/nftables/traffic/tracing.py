@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 from ....base.addresses import packed
 from ....base.closing import Closing, closed_on_error
@@ -62,7 +62,7 @@ class Hit(NamedTuple):
 
 
 def _rule(family: str, client: Client, arrival: Arrival) -> Rule:
-    parts: List[Expression] = [
+    parts: list[Expression] = [
         *(x.source_address(family), x.compare(packed(client.address) or b"")),
         *(x.destination_address(family), x.compare(packed(arrival.address) or b"")),
         *(x.meta(x.META_L4PROTO), x.compare(bytes((PROTOCOL_NUMBERS[arrival.protocol],)))),
@@ -80,7 +80,7 @@ class Tracer(Closing):
     def __init__(self, family: str, client: Client, arrival: Arrival) -> None:
         self._name = f"kubenode-trace-{os.getpid()}"
         self._sock = NetlinkSocket(NETLINK_NETFILTER)
-        self._texts: Dict[Tuple[str, str], Dict[int, str]] = {}
+        self._texts: dict[tuple[str, str], dict[int, str]] = {}
         self._packets = 0
         with closed_on_error(self._sock):
             self._listener = NetlinkListener(NETLINK_NETFILTER, (_NFNLGRP_NFTRACE,), "traced packets")
@@ -91,7 +91,7 @@ class Tracer(Closing):
         encoder = messages.Encoder(family, TableIdentity(self._name, ""))
         owned = TABLE_OWNER.to_bytes(4, "big")
         table = messages.family_header(family) + text_attribute(uapi.NFTA_TABLE_NAME, self._name)
-        batch: List[Message] = [
+        batch: list[Message] = [
             messages.BATCH_BEGIN,
             (messages.NEW_TABLE, NLM_F_CREATE, table + attribute(uapi.NFTA_TABLE_FLAGS, owned)),
         ]
@@ -106,10 +106,10 @@ class Tracer(Closing):
         self._sock.close()
         self._listener.close()
 
-    def follow(self, seconds: float) -> List[Hit]:
+    def follow(self, seconds: float) -> list[Hit]:
         """Return the decisions about the packets of the next seconds, at most MOST_PACKETS. Raises KernelError."""
-        found: List[Hit] = []
-        numbers: Dict[int, int] = {}
+        found: list[Hit] = []
+        numbers: dict[int, int] = {}
         end = time.monotonic() + seconds
         while self._packets < MOST_PACKETS:
             left = end - time.monotonic()
@@ -122,7 +122,7 @@ class Tracer(Closing):
                         found.append(hit)
         return found
 
-    def _hit(self, payload: memoryview, numbers: Dict[int, int]) -> Optional[Hit]:
+    def _hit(self, payload: memoryview, numbers: dict[int, int]) -> Optional[Hit]:
         found = parse_attributes(payload, 4, len(payload))
         if _TABLE not in found or _CHAIN not in found or _ID not in found:
             return None
@@ -145,7 +145,7 @@ class Tracer(Closing):
         place = f"{table_family(family)} {table}"
         return Hit(numbers.get(number, 0), place, attribute_text(found[_CHAIN]), verdict, rule)
 
-    def _rules(self, family: str, table: str) -> Dict[int, str]:
+    def _rules(self, family: str, table: str) -> dict[int, str]:
         """Return the rules of a table by handle; they are read when the first packet meets one of them."""
         known = self._texts.get((family, table))
         if known is None:
@@ -156,8 +156,8 @@ class Tracer(Closing):
         return known
 
 
-def _read_rules(sock: NetlinkSocket, request: bytes, table: str) -> Dict[int, str]:
-    texts: Dict[int, str] = {}
+def _read_rules(sock: NetlinkSocket, request: bytes, table: str) -> dict[int, str]:
+    texts: dict[int, str] = {}
     try:
         dump = sock.dump(messages.GET_RULE, request)
     except NetlinkRefusal:
